@@ -1,0 +1,1 @@
+"""What the chapters, the command line and the calculator share: one idea a module."""
