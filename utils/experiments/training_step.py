@@ -1,0 +1,110 @@
+"""`training-step`: peak memory by phase and time of one training step on one GPU, plain PyTorch.
+
+The list is ordered by value, so that a run which is cut short has measured a bit of everything. It is made for one
+GPU of about 140 GiB; on a smaller one more of the rows read "out of memory", which is a result too.
+"""
+
+from __future__ import annotations
+
+from utils.experiments import Experiment
+from utils.setups import TrainingSetup
+
+
+def _setup(model: str, seq_len: int, micro_batch: int = 1, **fields) -> TrainingSetup:
+    return TrainingSetup(model=model, seq_len=seq_len, micro_batch=micro_batch, **fields)
+
+
+def setups() -> list[TrainingSetup]:
+    full = {"checkpointing": "full"}
+    eager = {"attention": "eager"}
+    autocast = {"precision": "fp32-autocast"}
+    return [
+        # The thread of the book, and one setup of every kind.
+        _setup("llama-3.1-8b", 4096),
+        _setup("llama-3.2-1b", 4096),
+        _setup("llama-3.2-1b", 4096, **eager),
+        _setup("llama-3.2-1b", 4096, **full),
+        _setup("llama-3.2-1b", 4096, **autocast),
+        _setup("llama-3.2-1b", 4096, optimizer="adamw-8bit"),
+        _setup("llama-3.2-1b", 4096, optimizer="sgd"),
+        _setup("llama-3.2-1b", 4096, optimizer="adamw-fused"),
+        _setup("llama-3.2-1b", 4096, optimizer="adamw-single"),
+        _setup("gpt2-1.5b", 1024, 4),
+        _setup("qwen2.5-0.5b", 4096),
+        _setup("qwen3-1.7b", 4096),
+        _setup("smollm2-360m", 2048, 4),
+        _setup("tinyllama-1.1b", 2048, 4),
+        _setup("mistral-7b", 4096, optimizer="adamw-8bit"),
+        _setup("llama-3.1-8b", 8192, optimizer="adamw-8bit", **full),
+        # The sequence, from short (the step decides) to long (the logits decide).
+        _setup("llama-3.2-1b", 512),
+        _setup("llama-3.2-1b", 2048),
+        _setup("llama-3.2-1b", 8192),
+        _setup("llama-3.2-1b", 16384),
+        _setup("llama-3.2-1b", 16384, **full),
+        _setup("llama-3.2-1b", 32768, **full),
+        _setup("llama-3.2-1b", 2048, **eager),
+        _setup("qwen2.5-0.5b", 32768, **full),
+        _setup("qwen3-1.7b", 16384, optimizer="adamw-8bit"),
+        _setup("qwen2.5-7b", 8192, **full),
+        # The batch, and gradient accumulation.
+        _setup("llama-3.2-1b", 1024, 4),
+        _setup("llama-3.2-1b", 1024, 16),
+        _setup("smollm2-360m", 512, 16),
+        _setup("qwen2.5-0.5b", 1024, 8),
+        _setup("gpt2-1.5b", 512, 8, **full),
+        _setup("llama-3.2-1b", 4096, gradient_accumulation=4),
+        _setup("llama-3.2-1b", 1024, 4, gradient_accumulation=2, **autocast),
+        _setup("qwen2.5-0.5b", 2048, 2, gradient_accumulation=4, **eager),
+        _setup("mistral-7b", 2048, gradient_accumulation=2, optimizer="adamw-8bit"),
+        # fp32 parameters with autocast, with and without checkpointing.
+        _setup("smollm2-360m", 2048, 4, **autocast),
+        _setup("qwen2.5-0.5b", 4096, **autocast, **full),
+        _setup("gpt2-1.5b", 1024, 4, **autocast),
+        _setup("qwen3-1.7b", 2048, 2, **autocast, optimizer="adamw-fused"),
+        _setup("llama-3.2-3b", 4096, **autocast, **full),
+        _setup("tinyllama-1.1b", 2048, 4, **autocast, **eager),
+        _setup("llama-3.1-8b", 2048, **autocast, optimizer="adamw-8bit"),
+        # Eager attention: when the scores decide.
+        _setup("smollm2-360m", 2048, 2, **eager),
+        _setup("gpt2-1.5b", 1024, 8, **eager),
+        _setup("tinyllama-1.1b", 2048, 2, **eager, **full),
+        _setup("qwen3-1.7b", 4096, **eager, **full),
+        _setup("mistral-7b", 2048, **eager, optimizer="sgd"),
+        # Models of 3B to 8B: every optimizer once.
+        _setup("llama-3.2-3b", 4096),
+        _setup("llama-3.2-3b", 2048, 2, optimizer="adamw-single"),
+        _setup("llama-2-7b", 4096, **full),
+        _setup("llama-2-7b", 2048, optimizer="sgd"),
+        _setup("mistral-7b", 4096, optimizer="adamw-fused", **full),
+        _setup("qwen2.5-7b", 4096, optimizer="adamw-8bit"),
+        _setup("qwen3-8b", 4096, optimizer="adamw-single", **full),
+        _setup("qwen3-8b", 2048, optimizer="adamw-8bit"),
+        _setup("llama-3.1-8b", 512),
+        _setup("llama-3.1-8b", 16384, optimizer="adamw-8bit", **full),
+        _setup("llama-3.1-8b", 4096, optimizer="sgd"),
+        # Out of memory on 140 GiB, each for another reason: parameters and states, scores, stored activations, logits.
+        _setup("llama-3.1-8b", 2048, **autocast),
+        _setup("llama-3.2-1b", 32768, **eager),
+        _setup("llama-2-7b", 4096, 8),
+        _setup("qwen2.5-0.5b", 32768, 8, **full),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="training-step",
+    worker="utils.workers.training_step",
+    method_version=1,
+    metrics={
+        "peak": "bytes",
+        "peak_forward": "bytes",
+        "peak_backward": "bytes",
+        "peak_step": "bytes",
+        "held": "bytes",
+        "reserved": "bytes",
+        "device": "bytes",
+        "step_ms": "ms",
+    },
+    setup_type=TrainingSetup,
+    setups=setups,
+)
