@@ -1,0 +1,413 @@
+"""From a training setup to bytes: what a step of it holds, phase by phase.
+
+The forecast is of the real thing: a transformers model trained by PyTorch, as
+``utils/workers/training_step.py`` trains it, measured with ``torch.cuda.max_memory_allocated``:
+
+    for micro_batch in batches:
+        outputs = model(input_ids=ids, labels=ids, use_cache=False)   # forward
+        outputs.loss.backward()                                       # backward
+    optimizer.step()                                                  # step
+    optimizer.zero_grad(set_to_none=True)
+    del outputs
+
+The peak of a phase is the largest of its instants, not a sum of terms. The instants come from
+``utils.replay``; here they get their bytes. Nothing is fitted: the sizes are the tensors', rounded as
+PyTorch's allocator rounds them.
+
+Only the standard library is imported: the command line, the notebooks and the calculator page run this
+file unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from utils.layers import Structure
+from utils.models import Architecture
+from utils.replay import replay
+from utils.setups import SetupError, TrainingSetup
+from utils.units import MIB
+
+PHASES = ("forward", "backward", "step")
+
+# -- What surrounds the tensors ----------------------------------------------------------------------
+
+# cuBLAS takes one workspace for each thread that multiplies matrices, through PyTorch's allocator: the
+# main thread and autograd's. 32 MiB on Hopper and newer, 8.125 MiB before
+# (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp: getChosenWorkspaceSize).
+CUBLAS_WORKSPACES = 2
+CUBLAS_WORKSPACE_BYTES = 32 * MIB
+# A product with a bias goes through cuBLASLt, which has a workspace of its own (CUDABlas.cpp).
+CUBLASLT_WORKSPACE_BYTES = 1 * MIB
+
+# Reductions over many rows split the rows until the GPU is full: 132 multiprocessors of 2,048 threads
+# on an H100 or H200. Another GPU changes this buffer by its share of them.
+MULTIPROCESSORS = 132
+THREADS_PER_MULTIPROCESSOR = 2048
+
+
+def block_bytes(requested: int) -> int:
+    """What PyTorch's caching allocator counts for a request: whole blocks of 512 bytes
+    (c10/cuda/CUDACachingAllocator.cpp, round_size).
+
+    >>> block_bytes(1), block_bytes(1024)
+    (512, 1024)
+    """
+    return -(-requested // 512) * 512
+
+
+def fresh_block_bytes(requested: int) -> int:
+    """The same for a tensor that no cached block can serve, like the parameters at the start.
+
+    A request above 10 MiB opens a segment of whole 2 MiB, and a rest of up to 1 MiB is too small to be
+    split off: it is counted with the tensor (get_allocation_size, should_split). Later tensors are
+    mostly carved out of larger blocks that the first step has left in the cache.
+
+    >>> [fresh_block_bytes(n * 2**19) / 2**20 for n in (18, 21, 22)]
+    [9.0, 10.5, 12.0]
+    """
+    rounded = block_bytes(requested)
+    if rounded < 10 * MIB:
+        return rounded
+    segment = -(-rounded // (2 * MIB)) * 2 * MIB
+    return segment if segment - rounded <= MIB else rounded
+
+
+def partial_sums(columns: int, rows: int) -> int:
+    """Bytes of the buffer in which a sum over ``rows`` of a ``[rows, columns]`` matrix meets.
+
+    Zero where each thread block sums whole columns. The launch geometry of
+    aten/src/ATen/native/cuda/Reduce.cuh (setReduceConfig, global_memory_size): four columns a thread,
+    128 threads a block, at least 16 and at most 256 rows a thread.
+
+    >>> partial_sums(2048, 4096) // 2**20, partial_sums(4096, 512)
+    (64, 0)
+    """
+    vector, threads = 4, 128
+    if columns % vector:
+        vector, threads = 1, 512
+    across = _power_of_two(columns // vector, threads)
+    width = min(across, 32)
+    height = min(_power_of_two(rows, threads), threads // width)
+    width = min(across, threads // height)
+    rows_per_thread = -(-rows // height)
+    blocks = -(-columns // (vector * width))
+    full = MULTIPROCESSORS * (THREADS_PER_MULTIPROCESSOR // (width * height))
+    if rows_per_thread < 256 or blocks > full:
+        return 0
+    split = max(min(-(-full // blocks), -(-rows_per_thread // 16)), -(-rows_per_thread // 256))
+    if split == 1:
+        return 0
+    return 4 * columns * split * width * vector
+
+
+def _power_of_two(number: int, at_most: int) -> int:
+    return 1 << (max(1, min(number, at_most)).bit_length() - 1)
+
+
+# -- Sizes -------------------------------------------------------------------------------------------
+
+
+class _Sizes(dict):
+    """Bytes of every ``(dims, bytes_per_element)`` of a setup, worked out when first asked for."""
+
+    def __init__(self, setup: TrainingSetup):
+        model, batch, seq = setup.architecture, setup.micro_batch, setup.seq_len
+        tokens, hidden = batch * seq, model.hidden_size
+        query, kv = model.query_size, model.key_value_size
+        self.elements = {
+            "one": 1,
+            "tokens": tokens,
+            "tokens*heads": tokens * model.heads,
+            "tokens*kv_heads": tokens * model.kv_heads,
+            "tokens*hidden": tokens * hidden,
+            "3*tokens*hidden": 3 * tokens * hidden,
+            "tokens*query": tokens * query,
+            "tokens*query/2": tokens * query // 2,
+            "tokens*kv": tokens * kv,
+            "tokens*kv/2": tokens * kv // 2,
+            "tokens*ffn": tokens * model.intermediate_size,
+            "tokens*vocab": tokens * model.vocab_size,
+            "batch*heads*seq*seq": batch * model.heads * seq * seq,
+            "batch*seq*seq": batch * seq * seq,
+            "seq*head_dim": seq * model.head_dim,
+            "seq*hidden": seq * hidden,
+            # Embedding.cu: at most min(tokens, vocabulary) rows, cut into segments of ten tokens.
+            "segments*hidden": (tokens // 10 + min(tokens, model.vocab_size)) * hidden,
+            "hidden": hidden,
+            "3*hidden": 3 * hidden,
+            "query": query,
+            "kv": kv,
+            "ffn": model.intermediate_size,
+            "head_dim": model.head_dim,
+            "hidden*hidden": hidden * hidden,
+            "3*hidden*hidden": 3 * hidden * hidden,
+            "hidden*query": hidden * query,
+            "hidden*kv": hidden * kv,
+            "hidden*ffn": hidden * model.intermediate_size,
+            "hidden*vocab": hidden * model.vocab_size,
+            "positions*hidden": model.max_positions * hidden,
+        }
+
+    def __missing__(self, size):
+        dims, itemsize = size
+        if dims.startswith("partial sums: "):
+            columns, rows = dims[len("partial sums: ") :].split(" over ")
+            n_bytes = partial_sums(self.elements[columns], self.elements[rows])
+        else:
+            n_bytes = self.elements[dims] * itemsize
+        self[size] = n_bytes = block_bytes(n_bytes)
+        return n_bytes
+
+    def total(self, counts) -> int:
+        return sum(self[size] * count for size, count in counts.items())
+
+
+@lru_cache(maxsize=256)
+def _parameter_sizes(model: Architecture) -> tuple[tuple[int, int], ...]:
+    """``(elements, how many tensors of so many)`` over all parameters."""
+    counts: dict[int, int] = {}
+    for _, shape in model.tensors():
+        elements = 1
+        for extent in shape:
+            elements *= extent
+        counts[elements] = counts.get(elements, 0) + 1
+    return tuple(counts.items())
+
+
+def _tensor_bytes(model: Architecture, bytes_of) -> int:
+    """Sum of ``bytes_of(elements)`` over all parameters."""
+    return sum(count * bytes_of(elements) for elements, count in _parameter_sizes(model))
+
+
+# -- Optimizers --------------------------------------------------------------------------------------
+
+
+def optimizer_state_bytes(model: Architecture, optimizer: str, itemsize: int) -> int:
+    """Bytes that the optimizer holds between steps.
+
+    AdamW: two tensors like the parameter (torch/optim/adamw.py), and for the fused kernel a step
+    counter on the device. 8-bit AdamW: one byte a state, one float32 maximum a state and block of 256,
+    two tables of 256 float32; a parameter under 4,096 elements keeps float32 states
+    (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state). SGD without momentum: nothing.
+    """
+    if optimizer == "sgd":
+        return 0
+    if optimizer == "adamw-8bit":
+
+        def states(elements):
+            if elements < 4096:
+                return 2 * block_bytes(4 * elements)
+            return 2 * block_bytes(elements) + 2 * block_bytes(4 * -(-elements // 256))
+
+        return _tensor_bytes(model, states) + 2 * block_bytes(4 * 256)
+    counter = block_bytes(4) if optimizer == "adamw-fused" else 0
+    return _tensor_bytes(model, lambda elements: 2 * block_bytes(itemsize * elements) + counter)
+
+
+def optimizer_temporary_bytes(model: Architecture, optimizer: str, itemsize: int) -> int:
+    """The most that a step of the optimizer allocates on top of parameters, gradients and states.
+
+    foreach AdamW takes the square roots of all second moments at once (``_multi_tensor_adam``:
+    ``_foreach_sqrt``); the loop holds a root and its quotient for one parameter at a time
+    (``_single_tensor_adam``: ``(exp_avg_sq.sqrt() / bias_correction2_sqrt)``); the fused and the 8-bit
+    kernels work in place, and so does foreach SGD.
+    """
+    if optimizer == "adamw":
+        return _tensor_bytes(model, lambda elements: block_bytes(itemsize * elements))
+    if optimizer == "adamw-single":
+        largest = max(elements for elements, _ in _parameter_sizes(model))
+        return 2 * block_bytes(itemsize * largest)
+    return 0
+
+
+# -- The forecast ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Bytes of one rank. Every field is an ``int`` but the names.
+
+    ``terms`` are the owners of the peak: they add up to ``peak_bytes``, at the instant that decides.
+    """
+
+    parameters: int
+    """Parameters of the model, a number."""
+    terms: dict[str, int]
+    phases: dict[str, int]
+    """Peak of forward, backward and step."""
+    peak_phase: str
+    peak_bytes: int
+    """What ``torch.cuda.max_memory_allocated`` will say."""
+    instant: str
+    """The allocation at which the peak is reached."""
+    held_bytes: int
+    """Allocated between steps."""
+    reserved_bytes: int
+    """Taken from the driver by the caching allocator."""
+    device_bytes: int
+    """Taken on the device by the process, its CUDA context included."""
+    host_bytes: int
+    """Kept in host memory by offloading."""
+
+    def to_dict(self) -> dict:
+        """As JSON types."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def forecast(setup: TrainingSetup) -> Forecast:
+    """Forecast a training step. Raises SetupError for a setup that is not modelled yet."""
+    _check_modelled(setup)
+    model = setup.architecture
+    itemsize = 4 if setup.precision == "fp32-autocast" else 2
+    sizes = _Sizes(setup)
+    accumulating = setup.gradient_accumulation > 1
+    step = replay(_structure(setup, itemsize), setup.checkpointing == "full", accumulating)
+
+    biased = model.qkv_bias or model.output_bias or model.mlp_bias
+    held = {
+        "parameters": _tensor_bytes(model, lambda elements: fresh_block_bytes(itemsize * elements)),
+        "optimizer_states": optimizer_state_bytes(model, setup.optimizer, itemsize),
+        "matmul_workspaces": CUBLAS_WORKSPACES * CUBLAS_WORKSPACE_BYTES + biased * CUBLASLT_WORKSPACE_BYTES,
+        "inputs": block_bytes(8 * setup.tokens),
+    }
+    gradients = _tensor_bytes(model, lambda elements: block_bytes(itemsize * elements))
+    logits = sizes["tokens*vocab", 2]
+    held_bytes = sum(held.values())
+    if not model.learned_positions:
+        tables = 2 * sizes["seq*head_dim", itemsize]
+    else:
+        tables = 0
+
+    peaks = {}
+    for phase, instants in (
+        ("forward", _forward_instants(step, model.layers)),
+        ("backward", _backward_instants(step, model.layers)),
+    ):
+        name, base, counts = max(instants, key=lambda instant: sizes.total(instant[1]) + sizes.total(instant[2]))
+        fixed = held_bytes + tables
+        terms = dict(held)
+        terms["activations"] = tables
+        if accumulating:
+            terms["gradients"] = gradients
+            if phase == "forward":  # the outputs of the micro-step before are still there
+                terms["logits_and_loss"] = logits
+        for part in (base, counts):
+            for size, count in part.items():
+                owner = _owner(size, itemsize)
+                terms[owner] = terms.get(owner, 0) + count * sizes[size]
+        peaks[phase] = (sum(terms.values()), name, terms)
+
+    terms = dict(held)
+    terms["gradients"] = gradients
+    terms["logits_and_loss"] = logits
+    terms["optimizer_temporaries"] = optimizer_temporary_bytes(model, setup.optimizer, itemsize)
+    peaks["step"] = (sum(terms.values()), "optimizer step", terms)
+
+    peak_phase = max(PHASES, key=lambda phase: peaks[phase][0])
+    peak_bytes, instant, terms = peaks[peak_phase]
+    reserved = peak_bytes
+    return Forecast(
+        parameters=model.parameters,
+        terms={name: n_bytes for name, n_bytes in terms.items() if n_bytes},
+        phases={phase: peaks[phase][0] for phase in PHASES},
+        peak_phase=peak_phase,
+        peak_bytes=peak_bytes,
+        instant=instant,
+        held_bytes=held_bytes,
+        reserved_bytes=reserved,
+        device_bytes=reserved,
+        host_bytes=0,
+    )
+
+
+def _forward_instants(step, layers):
+    """``(name, what is alive from other stages, what is alive of this one)``."""
+    for finished in (0, layers - 1):
+        base = _times(step.layer_forward.leaves, finished)
+        base = _plus(base, _times(step.autocast_copies, finished), step.kept)
+        for name, counts in step.layer_forward.instants:
+            yield f"forward, layer {finished + 1}: {name}", base, counts
+    base = _plus(_times(step.layer_forward.leaves, layers), _times(step.autocast_copies, layers))
+    for name, counts in step.head_forward.instants:
+        yield f"forward, head: {name}", base, counts
+
+
+def _backward_instants(step, layers):
+    base = _times(step.layer_forward.leaves, layers)
+    for name, counts in step.head_backward.instants:
+        yield f"backward, head: {name}", base, counts
+    for below in (layers - 1, 0):
+        base = _plus(
+            step.head_backward.leaves,
+            _times(step.layer_forward.leaves, below),
+            _times(step.layer_backward.leaves, layers - 1 - below),
+        )
+        for name, counts in step.layer_backward.instants:
+            yield f"backward, layer {below + 1}: {name}", base, counts
+    base = _plus(step.before_embed_backward, _times(step.layer_backward.leaves, layers))
+    for name, counts in step.embed_backward.instants:
+        yield f"backward, embedding: {name}", base, counts
+
+
+def _times(counts, factor):
+    return {size: count * factor for size, count in counts.items()}
+
+
+def _plus(*parts):
+    total: dict = {}
+    for part in parts:
+        for size, count in part.items():
+            total[size] = total.get(size, 0) + count
+    return total
+
+
+def _owner(size, itemsize):
+    """The term that a tensor of this size belongs to."""
+    dims, width = size
+    if "vocab" in dims and "tokens" in dims:
+        return "logits_and_loss"
+    if "tokens" in dims or "seq" in dims or "partial" in dims or "segments" in dims or dims == "one":
+        return "activations"
+    return "gradients" if width == itemsize else "autocast_copies"
+
+
+def _structure(setup: TrainingSetup, itemsize: int) -> Structure:
+    model = setup.architecture
+    return Structure(
+        gpt2=model.family == "gpt2",
+        attention=setup.attention,
+        stream=itemsize,
+        grouped=model.kv_heads < model.heads,
+        one_sequence=setup.micro_batch == 1,
+        qkv_bias=model.qkv_bias,
+        output_bias=model.output_bias,
+        mlp_bias=model.mlp_bias,
+        qk_norm=model.qk_norm,
+        attention_dropout=model.attention_dropout > 0,
+        residual_dropout=model.residual_dropout > 0,
+        embedding_dropout=model.embedding_dropout > 0,
+        tied=model.tied_embeddings,
+    )
+
+
+# Fields of a setup whose other values arrive with their chapters.
+_MODELLED = {
+    "world_size": (1,),
+    "zero_stage": (None,),
+    "precision": ("bf16", "fp32-autocast"),
+    "attention": ("eager", "sdpa"),
+    "liger": (False,),
+    "method": ("full",),
+}
+
+
+def _check_modelled(setup: TrainingSetup):
+    errors = [
+        f"{name}: no forecast yet for {getattr(setup, name)!r}; {' or '.join(map(repr, allowed))}"
+        for name, allowed in _MODELLED.items()
+        if getattr(setup, name) not in allowed
+    ]
+    if errors:
+        raise SetupError(*errors)
