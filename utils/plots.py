@@ -1,0 +1,291 @@
+"""Figures: one style, one function for each kind of figure of the book.
+
+Every function draws on the axes it is given and returns None, so that a cell which ends in it has no text output.
+Inputs are plain lists and dicts of bytes (`int`). Titles are left to the page: a figure's caption says what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from utils.units import GIB, gib, signed_percent
+
+# Okabe and Ito's colours, which people with any common colour vision deficiency can tell apart (Nature Methods 8:441).
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7", "#F0E442", "#999999")
+# The ones of these that are dark enough for a thin line and its name.
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#222222")
+INK = "#222222"
+QUIET = "#777777"
+BAND = "#EFEFEF"
+HATCHES = ("", "///", "...")
+
+
+def style() -> None:
+    """Set matplotlib's defaults for the book: call it once, after the imports of a chapter.
+
+    A figure is as wide as a phone (5.2 in at 72 pt/in is 374 px), so its 10 pt text stays legible there, and it has
+    twice the pixels that a wide screen shows. White is opaque, because the page may be dark.
+    """
+    plt.rcParams.update(
+        {
+            "axes.axisbelow": True,
+            "axes.edgecolor": QUIET,
+            "axes.facecolor": "white",
+            "axes.grid": True,
+            "axes.labelcolor": INK,
+            "axes.prop_cycle": plt.cycler(color=PALETTE),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "figure.constrained_layout.use": True,
+            "figure.dpi": 200,
+            "figure.facecolor": "white",
+            "figure.figsize": (5.2, 3.2),
+            "font.size": 10,
+            "grid.color": "#DDDDDD",
+            "grid.linewidth": 0.6,
+            "legend.frameon": False,
+            "legend.fontsize": 9,
+            "lines.linewidth": 2,
+            "lines.markersize": 5,
+            "savefig.facecolor": "white",
+            "savefig.transparent": False,
+            "text.color": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+        }
+    )
+
+
+def stacked_terms(
+    ax: Axes, setups: Mapping[str, Mapping[str, int]], *, capacities: Mapping[str, int] | None = None
+) -> None:
+    """Draw one horizontal bar a setup, stacked by term, against the capacity of some GPUs.
+
+    `setups`: label -> {term -> bytes}, drawn from the top; a term has one colour in all bars.
+    `capacities`: label -> bytes, each a vertical line.
+    A term is named inside its widest segment, or below the axes where no segment is wide enough.
+    """
+    terms = list(dict.fromkeys(term for row in setups.values() for term in row))
+    looks = {term: _look(number) for number, term in enumerate(terms)}
+    totals = [sum(row.values()) for row in setups.values()]
+    segments: dict[str, list[tuple[float, float, int]]] = {term: [] for term in terms}
+    for y, row in enumerate(setups.values()):
+        left = 0.0
+        for term, n_bytes in row.items():
+            width = n_bytes / GIB
+            colour, hatch = looks[term]
+            ax.barh(y, width, left=left, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0.8)
+            segments[term].append((width, left + width / 2, y))
+            left += width
+        total = ax.annotate(gib(totals[y], 1), (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        total.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over a capacity line
+
+    ax.set_yticks(range(len(setups)), list(setups))
+    ax.set_ylim(len(setups) - 0.5, -0.5)
+    ax.set_xlim(0, 1.18 * max([*totals, *(capacities or {}).values()]) / GIB)
+    ax.set_xlabel("GiB per GPU")
+    ax.grid(False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    _capacity_lines(ax, capacities, vertical=True)
+
+    ax.figure.draw_without_rendering()  # the layout decides how wide a segment is on paper
+    unnamed = [term for term in terms if not _name_inside(ax, term, max(segments[term]), looks[term])]
+    if unnamed:
+        handles = [Patch(facecolor=looks[term][0], hatch=looks[term][1], edgecolor="white") for term in unnamed]
+        names = [_words(term) for term in unnamed]
+        ax.figure.legend(handles, names, loc="outside lower center", ncols=3, handlelength=1, columnspacing=1)
+
+
+def memory_timeline(
+    ax: Axes,
+    allocated: Sequence[int],
+    phases: Iterable[tuple[str, int, int]],
+    *,
+    capacities: Mapping[str, int] | None = None,
+) -> None:
+    """Draw the bytes allocated after each event (an allocation or a release) of a training step, and mark the peak.
+
+    `allocated`: bytes after event 0, 1, 2, …
+    `phases`: (name, first event, event after the last), each a band behind the line.
+    `capacities`: label -> bytes, each a horizontal line.
+    """
+    ax.step(range(len(allocated)), [n_bytes / GIB for n_bytes in allocated], where="post", linewidth=1.2)
+    ax.set_xlim(0, max(1, len(allocated) - 1))
+    ax.set_ylim(0, 1.18 * max([*allocated, *(capacities or {}).values()]) / GIB)
+    ax.set_xlabel("event (allocation or release)")
+    ax.set_ylabel("allocated, GiB")
+    _capacity_lines(ax, capacities, vertical=False)
+
+    peak = max(allocated)
+    at = list(allocated).index(peak)
+    ax.plot([at], [peak / GIB], "o", color=PALETTE[4], zorder=3)
+    left_half = at < len(allocated) / 2
+    ax.annotate(
+        f"peak {gib(peak)}",
+        (at, peak / GIB),
+        (6 if left_half else -6, 4),
+        textcoords="offset points",
+        ha="left" if left_half else "right",
+        va="bottom",
+        fontsize=9,
+    )
+
+    names = []
+    for number, (name, start, stop) in enumerate(phases):
+        if number % 2 == 0:
+            ax.axvspan(start, stop, color=BAND, linewidth=0, zorder=0)
+        names.append(
+            ax.text((start + stop) / 2, 1.02, name, transform=ax.get_xaxis_transform(), ha="center", fontsize=9)
+        )
+    ax.figure.draw_without_rendering()
+    right_end = float("-inf")
+    for text in names:  # a short phase: its name goes above its neighbour's
+        box = text.get_window_extent()
+        if box.x0 < right_end + 4:
+            text.set_y(1.09)
+        else:
+            right_end = box.x1
+
+
+def forecast_against_record(ax: Axes, rows: Iterable[tuple[str, int, int]], *, tolerance: float | None = None) -> None:
+    """Draw the signed error of every forecast, one line of dots for each group of setups.
+
+    `rows`: (group, forecast bytes, recorded bytes); the error is forecast / recorded - 1.
+    `tolerance`: a fraction; the band of errors within it is shaded.
+    The widest error of a group is written beside its dot.
+    """
+    groups: dict[str, list[float]] = {}
+    for group, forecast, recorded in rows:
+        groups.setdefault(group, []).append(forecast / recorded - 1)
+    worst = max((abs(error) for errors in groups.values() for error in errors), default=0.0)
+    reach = 1.35 * max(worst, tolerance or 0.0, 1e-4)
+    if tolerance is not None:
+        ax.axvspan(-100 * tolerance, 100 * tolerance, color=BAND, linewidth=0, zorder=0)
+    ax.axvline(0, color=INK, linewidth=1)
+    for y, errors in enumerate(groups.values()):
+        ax.plot([100 * error for error in errors], [y] * len(errors), "o", color=PALETTE[0], alpha=0.6, mew=0)
+        widest = max(errors, key=abs)
+        side = 1 if widest >= 0 else -1
+        ax.annotate(
+            signed_percent(widest),
+            (100 * widest, y),
+            (5 * side, 0),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            va="center",
+            fontsize=9,
+        )
+    ax.set_yticks(range(len(groups)), list(groups))
+    ax.set_ylim(len(groups) - 0.5, -0.5)
+    ax.set_xlim(-100 * reach, 100 * reach)
+    ax.set_xlabel("forecast against record, %")
+    ax.grid(False, axis="y")
+
+
+def lines_by_length(
+    ax: Axes,
+    series: Mapping[str, Sequence[tuple[int, int]]],
+    *,
+    points: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    capacities: Mapping[str, int] | None = None,
+) -> None:
+    """Draw bytes against the sequence length (doubling along the axis), one named line a series.
+
+    `series`: label -> [(tokens, bytes), …], usually forecasts.
+    `points`: label -> [(tokens, bytes), …], usually records, drawn as rings in the colour of the series of that name.
+    `capacities`: label -> bytes, each a horizontal line.
+    """
+    points = points or {}
+    drawn = [pair for pairs in [*series.values(), *points.values()] for pair in pairs]
+    lengths = sorted({length for length, _ in drawn})
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(lengths))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: _tokens(int(tokens))))
+    ax.set_xlabel("sequence length, tokens")
+    ax.set_ylabel("GiB per GPU")
+    ax.set_ylim(0, 1.08 * max([n_bytes for _, n_bytes in drawn] + list((capacities or {}).values())) / GIB)
+    _capacity_lines(ax, capacities, vertical=False)
+
+    ends = []
+    for number, (label, pairs) in enumerate(series.items()):
+        colour = LINES[number % len(LINES)]
+        pairs = sorted(pairs)
+        ax.plot([length for length, _ in pairs], [n_bytes / GIB for _, n_bytes in pairs], color=colour)
+        rings = sorted(points.get(label, []))
+        ax.plot(
+            [length for length, _ in rings],
+            [n_bytes / GIB for _, n_bytes in rings],
+            "o",
+            color=colour,
+            markerfacecolor="white",
+            markeredgewidth=1.5,
+        )
+        ends.append((pairs[-1][0], pairs[-1][1] / GIB, label, colour))
+    _name_lines(ax, ends)
+
+
+# --- shared by the figures above -----------------------------------------------------------------
+
+
+def _look(number: int) -> tuple[str, str]:
+    """Return colour and hatch: eight plain colours, then the same colours hatched."""
+    return PALETTE[number % len(PALETTE)], HATCHES[min(number // len(PALETTE), len(HATCHES) - 1)]
+
+
+def _words(term: str) -> str:
+    return term.replace("_", " ")
+
+
+def _tokens(length: int) -> str:
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
+
+
+def _capacity_lines(ax: Axes, capacities: Mapping[str, int] | None, *, vertical: bool) -> None:
+    for label, n_bytes in (capacities or {}).items():
+        look = {"color": INK, "linestyle": "--", "linewidth": 1}
+        if vertical:
+            ax.axvline(n_bytes / GIB, **look)
+            place = {"xy": (n_bytes / GIB, 1), "xytext": (0, 3), "ha": "center", "va": "bottom"}
+            ax.annotate(label, xycoords=ax.get_xaxis_transform(), textcoords="offset points", fontsize=9, **place)
+        else:
+            ax.axhline(n_bytes / GIB, **look)
+            place = {"xy": (0, n_bytes / GIB), "xytext": (3, 2), "ha": "left", "va": "bottom"}
+            ax.annotate(label, xycoords=ax.get_yaxis_transform(), textcoords="offset points", fontsize=9, **place)
+
+
+def _name_inside(ax: Axes, term: str, segment: tuple[float, float, int], look: tuple[str, str]) -> bool:
+    """Write the term's name into its widest segment if it fits there; return whether it did."""
+    width, middle, y = segment
+    red, green, blue = to_rgb(look[0])
+    bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+    text = ax.text(middle, y, _words(term), ha="center", va="center", fontsize=9, color=INK if bright else "white")
+    room = ax.transData.transform((width, 0))[0] - ax.transData.transform((0, 0))[0]
+    if text.get_window_extent().width + 4 <= room and not look[1]:
+        return True
+    text.remove()
+    return False
+
+
+def _name_lines(ax: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write each line's label right of its end, moved up where two would overlap; above it where other lines go on."""
+    ax.figure.draw_without_rendering()
+    points_per_pixel = 72 / ax.figure.dpi
+    last = max(x for x, *_ in ends)
+    lowest_free = float("-inf")
+    for x, y, label, colour in sorted(ends, key=lambda end: end[1]):
+        if x < last:
+            offset, align = (0, 7), {"ha": "center", "va": "bottom"}
+        else:
+            natural = ax.transData.transform((x, y))[1] * points_per_pixel
+            placed = max(natural, lowest_free)
+            lowest_free = placed + 11
+            offset, align = (7, placed - natural), {"ha": "left", "va": "center"}
+        look = {"color": colour, "fontsize": 9, "fontweight": "bold", "annotation_clip": False}
+        ax.annotate(label, (x, y), offset, textcoords="offset points", **align, **look)
