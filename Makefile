@@ -77,7 +77,7 @@ lint: $(VENV)/all-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tools.lint
 
-pdf: $(VENV)/book-installed
+pdf: $(HTML)/.complete
 	@$(BIN)/python -m tools.pdf
 
 chapter: $(VENV)/all-installed

@@ -87,6 +87,7 @@ def test_memory_timeline_keeps_the_names_of_short_phases_apart(ax):
     ax.figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in ax.texts if text.get_text() in ("backward", "step")]
     assert not boxes[0].overlaps(boxes[1])
+    assert boxes[1].x0 < ax.get_window_extent().x1
 
 
 def test_forecast_against_record_is_signed(ax):

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from utils.units import GIB, gib, signed_percent
 
@@ -115,8 +115,10 @@ def memory_timeline(
     `phases`: (name, first event, event after the last), each a band behind the line.
     `capacities`: label -> bytes, each a horizontal line.
     """
-    ax.step(range(len(allocated)), [n_bytes / GIB for n_bytes in allocated], where="post", linewidth=1.2)
-    ax.set_xlim(0, max(1, len(allocated) - 1))
+    line = [n_bytes / GIB for n_bytes in [*allocated, allocated[-1]]]  # the last value holds to the right edge
+    ax.step(range(len(line)), line, where="post", linewidth=1.2)
+    ax.set_xlim(0, len(allocated))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylim(0, 1.18 * max([*allocated, *(capacities or {}).values()]) / GIB)
     ax.set_xlabel("event (allocation or release)")
     ax.set_ylabel("allocated, GiB")
