@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -73,7 +74,9 @@ def test_what_is_written_is_read(path):
 def test_whole_numbers_stay_whole_and_others_exact(path):
     peak, step = records.read_file(path)[:2]
     assert type(peak.median) is int and type(step.median) is float
-    large = row(utc="2026-02-01T00:00:00.000Z", **{**OOM, "median": 2**60 + 1, "p20": 1, "p80": 2**61, "repetitions": 1})
+    large = row(
+        utc="2026-02-01T00:00:00.000Z", **{**OOM, "median": 2**60 + 1, "p20": 1, "p80": 2**61, "repetitions": 1}
+    )
     records.append(path, [large])
     assert records.read_file(path)[-1] == large
 
@@ -239,10 +242,14 @@ def test_nothing_but_the_file_and_one_hidden_folder_is_left(path):
 
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
 from utils import experiments, records
 experiments.MODULES["echo"] = "echo"
+import filelock
+Path(sys.argv[1]).with_name(sys.argv[2]).touch()
+while not Path(sys.argv[1]).with_name("go").exists():
+    time.sleep(0.001)
 row = dict(zip(records.COLUMNS, next(iter(records.read_file(Path(sys.argv[1])))).__dict__.values()))
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 25):
     setup = f'{{"behaviour":"oom","log":"","number":{number}}}'
@@ -255,6 +262,9 @@ for number in range(int(sys.argv[2]), int(sys.argv[2]) + 25):
 def test_writers_at_once_lose_no_row_and_readers_never_see_half_a_file(path):
     command = [sys.executable, "-c", WRITER, str(path)]
     writers = [subprocess.Popen([*command, str(start)], cwd=records.ROOT) for start in (100, 200, 300)]
+    while not all(path.with_name(str(start)).exists() for start in (100, 200, 300)):
+        time.sleep(0.01)
+    path.with_name("go").touch()
     while any(writer.poll() is None for writer in writers):
         records.read_file(path, "echo")
     assert [writer.returncode for writer in writers] == [0, 0, 0]

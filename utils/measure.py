@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -103,13 +104,25 @@ def driver_version() -> str:
         return "unknown"
 
 
-def _nvidia_smi(query: str) -> list[str]:
-    """One answer a GPU; none where nvidia-smi is missing or fails."""
+def _nvidia_smi(query: str, gpu: str | None = None) -> list[str]:
+    """One answer a GPU, or the one of `gpu` (index or UUID); none where nvidia-smi is missing or fails."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    if gpu is not None:
+        command.append(f"--id={gpu}")
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
+
+
+def device_bytes_in_use() -> int:
+    """Bytes in use on this process's first GPU by whatever runs there, read without making a CUDA context.
+
+    Zero where nvidia-smi is missing.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    answer = _nvidia_smi("memory.used", visible)
+    return int(answer[0]) * 2**20 if answer and answer[0].strip().isdigit() else 0
 
 
 def commit() -> str:
@@ -243,14 +256,9 @@ def _announce(state: _Run, jobs: int) -> None:
         flush=True,
     )
     if state.device == "cuda" and state.queue:
-        for index, used in enumerate(_nvidia_smi("memory.used")):
-            if used.strip().isdigit() and int(used) * 2**20 > GIB:
-                print(
-                    f"warning: GPU {index} has {gib(int(used) * 2**20, 1)} in use by other processes; what they hold "
-                    "is missing to these setups",
-                    file=state.stream,
-                    flush=True,
-                )
+        used = device_bytes_in_use()
+        if used > GIB:
+            print(f"warning: other processes hold {gib(used, 1)} of this GPU", file=state.stream, flush=True)
 
 
 def _loop(state: _Run) -> None:

@@ -424,8 +424,8 @@ def check(folder: Path = DATA) -> dict[Path, list[Record]]:
             experiments.get(path.stem)
             found[path] = read_file(path, path.stem)
             errors += [
-                f"{shown(path)}: {record.utc}: measured on the CPU; data/ holds GPU measurements only"
-                for record in found[path][:1]
+                f"{shown(path)}:{number}: gpu: 'cpu': data/ holds GPU measurements only"
+                for number, record in enumerate(found[path], start=2)
                 if record.gpu == "cpu" and folder == DATA
             ]
         except experiments.ExperimentError as error:

@@ -81,8 +81,13 @@ def setups() -> list[TrainingSetup]:
         _setup("qwen3-8b", 4096, optimizer="adamw-single", **full),
         _setup("qwen3-8b", 2048, optimizer="adamw-8bit"),
         _setup("llama-3.1-8b", 512),
-        _setup("llama-3.1-8b", 16384, optimizer="adamw-8bit", **full),
+        _setup("llama-3.1-8b", 2048, 4, optimizer="adamw-8bit"),
         _setup("llama-3.1-8b", 4096, optimizer="sgd"),
+        # Few tokens: the optimizer step decides.
+        _setup("llama-3.2-3b", 512),
+        _setup("smollm2-360m", 512),
+        _setup("qwen3-1.7b", 512, **autocast),
+        _setup("qwen2.5-7b", 1024, **full),
         # Out of memory on 140 GiB, each for another reason: parameters and states, scores, stored activations, logits.
         _setup("llama-3.1-8b", 2048, **autocast),
         _setup("llama-3.2-1b", 32768, **eager),
