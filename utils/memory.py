@@ -329,18 +329,21 @@ def _forward_instants(step, layers):
         base = _plus(base, _times(step.autocast_copies, finished), step.kept)
         for name, counts in step.layer_forward.instants:
             yield f"forward, layer {finished + 1}: {name}", base, counts
-    base = _plus(_times(step.layer_forward.leaves, layers), _times(step.autocast_copies, layers))
+    base = _plus(
+        _times(step.layer_forward.leaves, layers), _times(step.autocast_copies, layers), step.kept_for_backward
+    )
     for name, counts in step.head_forward.instants:
         yield f"forward, head: {name}", base, counts
 
 
 def _backward_instants(step, layers):
-    base = _times(step.layer_forward.leaves, layers)
+    base = _plus(_times(step.layer_forward.leaves, layers), step.kept_for_backward)
     for name, counts in step.head_backward.instants:
         yield f"backward, head: {name}", base, counts
     for below in (layers - 1, 0):
         base = _plus(
             step.head_backward.leaves,
+            step.kept_for_backward,
             _times(step.layer_forward.leaves, below),
             _times(step.layer_backward.leaves, layers - 1 - below),
         )

@@ -36,6 +36,7 @@ class Step:
     """The stages of a step. Every instant of a stage counts the stage's own inputs too."""
 
     kept: dict  # alive from the embedding to the logits: inputs_embeds, the causal mask
+    kept_for_backward: dict  # of these, what recomputation needs as an argument: the causal mask
     autocast_copies: dict  # cast weights of one layer that only autocast's cache keeps
     layer_forward: Stage  # leaves: the saved tensors of one layer
     head_forward: Stage  # leaves: the logits and what the head's backward pass needs
@@ -53,6 +54,9 @@ def replay(structure, checkpointed, accumulating):
     head_forward, head_backward = _head(structure, accumulating)
     return Step(
         kept=_kept(structure, layer_forward),
+        kept_for_backward=(
+            {("batch*seq*seq", structure.stream): 1} if checkpointed and structure.attention == "eager" else {}
+        ),
         autocast_copies=autocast_copies,
         layer_forward=layer_forward,
         head_forward=head_forward,

@@ -1,0 +1,1 @@
+"""What a rank runs, one module an experiment. `utils.launch` starts them."""
