@@ -26,7 +26,7 @@ from utils.setups import TrainingSetup
 WARM_UP_STEPS = 2  # the first makes the optimizer states, the second finds the allocator settled
 COUNTED_STEPS = 2
 TIMED_STEPS = 10
-TIMED_SECONDS = 4.0  # enough steps for a spread, few enough for a long list
+TIMED_SECONDS = 2.5  # enough steps for a spread, few enough for a long list
 PHASES = ("forward", "backward", "step")
 
 
