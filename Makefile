@@ -9,7 +9,7 @@ HTML := _build/html
 # Whatever a page is made of. When nothing here is newer than the site, there is nothing to build.
 SOURCES := $(shell find _config.yml _toc.yml references.bib _static chapters vendor -not -path '*/.*' 2>/dev/null)
 
-.PHONY: help book test execute measure lint pdf chapter clean distclean
+.PHONY: help book test execute measure lint pdf chapter need-name clean distclean
 .SUFFIXES:
 
 help:
@@ -68,8 +68,7 @@ test: $(VENV)/all-installed
 execute: $(VENV)/all-installed
 	@$(BIN)/python -m tools.execute $(CHAPTER)
 
-measure: $(VENV)/all-installed
-	$(if $(NAME),,$(error name an experiment: make measure NAME=training-step))
+measure: | need-name $(VENV)/all-installed
 	@$(BIN)/python -m utils measure $(NAME) $(ARGS)
 
 lint: $(VENV)/all-installed
@@ -80,8 +79,12 @@ lint: $(VENV)/all-installed
 pdf: $(HTML)/.complete
 	@$(BIN)/python -m tools.pdf
 
-chapter: $(VENV)/all-installed
+chapter: | need-name $(VENV)/all-installed
 	@$(BIN)/python -m tools.new_chapter "$(NAME)" "$(TITLE)"
+
+need-name:
+	$(if $(NAME),,$(error NAME is missing, for example: make measure NAME=training-step, make chapter NAME=05_topic))
+	@:
 
 clean:
 	rm -rf _build .pytest_cache .ruff_cache

@@ -70,6 +70,19 @@ def test_a_term_keeps_its_look_and_shares_it_with_no_other(ax):
     assert len(set(looks[:12])) == 12
 
 
+def test_a_term_looks_the_same_in_every_figure(ax):
+    plots.stacked_terms(ax, {"one": {"inputs": GIB, "gradients": GIB}})
+    other = Figure().add_subplot()
+    plots.stacked_terms(other, {"one": {"gradients": GIB, "activations": GIB}})
+    assert to_hex(ax.patches[1].get_facecolor()) == to_hex(other.patches[0].get_facecolor())
+    assert to_hex(ax.patches[0].get_facecolor()) != to_hex(ax.patches[1].get_facecolor())
+
+
+def test_too_many_terms_are_refused(ax):
+    with pytest.raises(ValueError, match="30 terms in one figure, at most 24"):
+        plots.stacked_terms(ax, {"one": {f"term_{number}": GIB for number in range(30)}})
+
+
 def test_memory_timeline_marks_the_peak_and_the_phases(ax):
     allocated = [GIB, 3 * GIB, 2 * GIB, 5 * GIB, GIB]
     phases = [("forward", 0, 2), ("backward", 2, 4), ("step", 4, 5)]

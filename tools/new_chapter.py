@@ -62,7 +62,7 @@ Two bytes a parameter is where the count starts, not where it ends.
 FIGURE = """\
 import matplotlib.pyplot as plt
 
-fig, ax = plt.subplots()
+fig, ax = plt.subplots(figsize=(5.2, 1.8))
 plots.stacked_terms(
     ax,
     {"Llama-3.1-8B": {"parameters": parameter_bytes}},

@@ -25,6 +25,17 @@ QUIET = "#777777"
 BAND = "#EFEFEF"
 HATCHES = ("", "///", "...")
 
+# The large terms of a forecast look the same in every chapter; the others take what is left, in order.
+TERM_COLOURS = {
+    "parameters": "#0072B2",
+    "gradients": "#E69F00",
+    "optimizer_states": "#009E73",
+    "activations": "#56B4E9",
+    "logits_and_loss": "#D55E00",
+    "optimizer_temporaries": "#CC79A7",
+    "autocast_copies": "#F0E442",
+}
+
 
 def style() -> None:
     """Set matplotlib's defaults for the book: call it once, after the imports of a chapter.
@@ -67,12 +78,13 @@ def stacked_terms(
 ) -> None:
     """Draw one horizontal bar a setup, stacked by term, against the capacity of some GPUs.
 
-    `setups`: label -> {term -> bytes}, drawn from the top; a term has one colour in all bars.
+    `setups`: label -> {term -> bytes}, drawn from the top; a term has one colour in all bars, and those of
+    `TERM_COLOURS` in all figures.
     `capacities`: label -> bytes, each a vertical line.
     A term is named inside its widest segment, or below the axes where no segment is wide enough.
     """
     terms = list(dict.fromkeys(term for row in setups.values() for term in row))
-    looks = {term: _look(number) for number, term in enumerate(terms)}
+    looks = _looks(terms)
     totals = [sum(row.values()) for row in setups.values()]
     segments: dict[str, list[tuple[float, float, int]]] = {term: [] for term in terms}
     for y, row in enumerate(setups.values()):
@@ -236,9 +248,17 @@ def lines_by_length(
 # --- shared by the figures above -----------------------------------------------------------------
 
 
-def _look(number: int) -> tuple[str, str]:
-    """Return colour and hatch: eight plain colours, then the same colours hatched."""
-    return PALETTE[number % len(PALETTE)], HATCHES[min(number // len(PALETTE), len(HATCHES) - 1)]
+def _looks(terms: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return a colour and hatch of its own for each term: plain colours first, then hatched ones.
+
+    Raises ValueError for more terms than there are looks.
+    """
+    looks = {term: (TERM_COLOURS[term], "") for term in terms if term in TERM_COLOURS}
+    others = [term for term in terms if term not in looks]
+    free = [look for hatch in HATCHES for colour in PALETTE if (look := (colour, hatch)) not in looks.values()]
+    if len(others) > len(free):
+        raise ValueError(f"{len(terms)} terms in one figure, at most {len(HATCHES) * len(PALETTE)}: add some up")
+    return looks | dict(zip(others, free, strict=False))
 
 
 def _words(term: str) -> str:
