@@ -176,9 +176,10 @@ BROKEN = [
     ("errors", set_outputs({"output_type": "error", "ename": "KeyError", "evalue": "", "traceback": []}), "KeyError"),
     ("stderr", set_outputs(stream("FutureWarning: gone soon", "stderr")), "FutureWarning"),
     ("machine_paths", set_outputs(stream("saved to /home/ann/run.csv")), "/home"),
-    ("machine_paths", set_outputs(stream("File '/root/x.py'")), "/root"),
-    ("machine_paths", set_source("open('/tmp/rows.csv')"), "/tmp"),
-    ("machine_paths", set_source("open('/work/rows.csv')"), "/work"),
+    *[
+        ("machine_paths", set_source(f"open('/{top}/rows.csv')"), f"/{top}")
+        for top in ("home", "root", "work", "tmp", "Users", "mnt")
+    ],
     ("machine_paths", set_source(r"open('C:\\Users\\ann')"), "C:"),
     ("machine_paths", swap("The number follows", "In /home/ann the number follows"), "cell 14"),
     ("addresses", set_outputs(stream("<object at 0x7f3a12345678>")), "memory address"),
