@@ -135,9 +135,9 @@ def test_no_worker_outlives_its_caller(tmp_path, number):
 TURN = """
 import sys, time
 from utils import launch
-with launch.gpu_turn():
-    with open(sys.argv[1], "a") as file:
-        file.write("in\\n"); file.flush(); time.sleep(0.3); file.write("out\\n")
+launch.take_gpu_turn()
+with open(sys.argv[1], "a") as file:
+    file.write("in\\n"); file.flush(); time.sleep(0.3); file.write("out\\n")
 """
 
 
@@ -156,7 +156,7 @@ def test_waiting_for_a_turn_does_not_use_up_the_time(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "test")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "turn.py").write_text(
-        "from utils import launch\nwith launch.gpu_turn():\n    launch.emit('result', metrics={})\n"
+        "from utils import launch\nlaunch.take_gpu_turn()\nlaunch.emit('result', metrics={})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with filelock.FileLock(tmp_path / launch.gpu_lock_path().name):

@@ -68,7 +68,7 @@ def run_worker(
 ) -> WorkerResult:
     """Run one worker to its end and return what it reported; never raises for anything the worker does.
 
-    `timeout_s` does not count the time in which the worker waits for its turn on the GPU (`gpu_turn`). `on_event` is
+    `timeout_s` does not count the time in which the worker waits for its turn on the GPU (`take_gpu_turn`). `on_event` is
     called with each event as it comes. Setting `cancel` from another thread kills the worker.
     """
     started = time.monotonic()
@@ -205,19 +205,23 @@ def gpu_lock_path() -> Path:
     return Path(tempfile.gettempdir()) / f"llm-training-gpu-{user}-{gpu}.lock"
 
 
-@contextlib.contextmanager
-def gpu_turn():
-    """Inside, this worker has the GPU to itself among this user's workers, whoever started them.
+def take_gpu_turn() -> None:
+    """Wait until this worker has the GPU to itself among this user's workers, and keep it until the process ends.
 
-    Imports belong before it, so that the next worker is ready when this one is done. Without a turn, two workers on one
-    card would slow down each other, and one would report out of memory because of the other.
+    The process must end for its memory to be free, so there is no giving back earlier. Imports belong before it, so
+    that the next worker is ready when this one is done. Without turns, two workers on one card would slow down each
+    other, and one would report out of memory because of the other.
     """
+    global _turn
     import filelock
 
     emit("waiting")
-    with filelock.FileLock(gpu_lock_path()):
-        emit("turn")
-        yield
+    _turn = filelock.FileLock(gpu_lock_path())
+    _turn.acquire()
+    emit("turn")
+
+
+_turn = None  # the lock: the system releases it when the process has ended
 
 
 def _die_with_caller() -> None:

@@ -104,25 +104,33 @@ def driver_version() -> str:
         return "unknown"
 
 
-def _nvidia_smi(query: str, gpu: str | None = None) -> list[str]:
-    """One answer a GPU, or the one of `gpu` (index or UUID); none where nvidia-smi is missing or fails."""
+def _nvidia_smi(query: str) -> list[str]:
+    """One answer a GPU; none where nvidia-smi is missing or fails."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    if gpu is not None:
-        command.append(f"--id={gpu}")
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
 
 
-def device_bytes_in_use() -> int:
-    """Bytes in use on this process's first GPU by whatever runs there, read without making a CUDA context.
+def device_bytes_of_this_process() -> int:
+    """Bytes that this process holds on its first GPU: tensors, cached blocks, CUDA context and loaded kernels.
 
-    Zero where nvidia-smi is missing.
+    From NVML, which counts by process; where it cannot be asked (package nvidia-ml-py), what is in use on the whole
+    device, which is the same on a machine with nothing else to do.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    answer = _nvidia_smi("memory.used", visible)
-    return int(answer[0]) * 2**20 if answer and answer[0].strip().isdigit() else 0
+    import torch
+
+    with contextlib.suppress(Exception):  # no module, no permission, no such process: each has its own error class
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return process.usedGpuMemory
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 def commit() -> str:

@@ -20,7 +20,7 @@ import torch
 
 from utils import launch
 from utils.live_bytes import LiveBytes
-from utils.measure import device_bytes_in_use, metric
+from utils.measure import device_bytes_of_this_process, metric
 from utils.setups import TrainingSetup
 
 WARM_UP_STEPS = 2  # the first makes the optimizer states, the second finds the allocator settled
@@ -99,7 +99,6 @@ class CudaCounters:
     """Peaks by phase from PyTorch's caching allocator."""
 
     def __init__(self):
-        self.in_use_before = device_bytes_in_use()  # by other processes, before this one has a CUDA context
         self.peaks = dict.fromkeys(PHASES, 0)
         self.reserved = 0
 
@@ -115,8 +114,7 @@ class CudaCounters:
         return torch.cuda.memory_allocated()
 
     def device(self) -> int:
-        free, total = torch.cuda.mem_get_info()
-        return total - free - self.in_use_before
+        return device_bytes_of_this_process()
 
 
 class LiveTensorCounters:
@@ -157,8 +155,8 @@ def measure(setup: TrainingSetup, device: str) -> dict:
             launch.emit("progress", text=f"warm-up step {number + 1} of {WARM_UP_STEPS}")
             step.run()
         gc.collect()
-        counters.start()
         for _ in range(COUNTED_STEPS):
+            counters.start()  # what the step before left has gone only now
             step.run(counters.observe)
         counted = {
             "peak": max(counters.peaks.values()),
@@ -185,17 +183,23 @@ def _time_steps(step: TrainingStep, device: str) -> list[float]:
     return times
 
 
-def main(payload: dict) -> None:
-    import transformers  # noqa: F401  imported before the turn, so that the card does not wait for it
+def _prepare(setup: TrainingSetup) -> None:
+    """Import all that the step imports when it is first used, so that the card does not wait for it."""
+    import torch._dynamo  # noqa: F401  by the optimizers and by checkpointing
 
+    build_optimizer(setup, build_model(setup, "meta"))
+
+
+def main(payload: dict) -> None:
     setup = TrainingSetup.from_dict(payload["setup"])
     device = payload["device"]
-    turn = launch.gpu_turn() if device == "cuda" else contextlib.nullcontext()
-    with turn:
-        try:
-            launch.emit("result", metrics=measure(setup, device))
-        except torch.OutOfMemoryError as error:
-            launch.emit("oom", reason=launch.one_line(str(error).split(". Of the allocated memory")[0]))
+    if device == "cuda":
+        _prepare(setup)
+        launch.take_gpu_turn()
+    try:
+        launch.emit("result", metrics=measure(setup, device))
+    except torch.OutOfMemoryError as error:
+        launch.emit("oom", reason=launch.one_line(str(error).split(". Of the allocated memory")[0]))
 
 
 if __name__ == "__main__":
