@@ -40,7 +40,9 @@ def build_model(setup: TrainingSetup, device: str) -> torch.nn.Module:
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=setup.attention, dtype=dtype)
     if setup.checkpointing == "full":
-        model.gradient_checkpointing_enable()
+        # transformers renamed it in 5.24 and warns about the old name.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
     return model.train()
 
 
