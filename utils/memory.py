@@ -20,6 +20,8 @@ file unchanged.
 
 from __future__ import annotations
 
+import bisect
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -57,21 +59,36 @@ def block_bytes(requested: int) -> int:
     return -(-requested // 512) * 512
 
 
-def fresh_block_bytes(requested: int) -> int:
-    """The same for a tensor that no cached block can serve, like the parameters at the start.
+def packed_bytes(requests) -> int:
+    """What the allocator counts for requests that it serves one after another from an empty cache.
 
-    A request above 10 MiB opens a segment of whole 2 MiB, and a rest of up to 1 MiB is too small to be
-    split off: it is counted with the tensor (get_allocation_size, should_split). Later tensors are
-    mostly carved out of larger blocks that the first step has left in the cache.
+    Small requests (up to 1 MiB) share segments of 2 MiB, larger ones segments of 20 MiB, and from 10 MiB on
+    each opens a segment of whole 2 MiB. A request takes the smallest free block that holds it; the rest of the
+    block is split off, unless it is too small to be worth it (in the large pool up to 1 MiB): then it is counted
+    with the tensor (get_allocation_size, get_free_block, should_split).
 
-    >>> [fresh_block_bytes(n * 2**19) / 2**20 for n in (18, 21, 22)]
-    [9.0, 10.5, 12.0]
+    >>> packed_bytes([11 * MIB]) // MIB, packed_bytes([21 * MIB // 2]) / MIB, packed_bytes(4 * [6 * MIB]) / MIB
+    (12, 10.5, 24.0)
     """
-    rounded = block_bytes(requested)
-    if rounded < 10 * MIB:
-        return rounded
-    segment = -(-rounded // (2 * MIB)) * 2 * MIB
-    return segment if segment - rounded <= MIB else rounded
+    free: dict[bool, list[int]] = {True: [], False: []}  # by pool, small or large; sorted
+    total = 0
+    for requested in requests:
+        size = block_bytes(requested)
+        small = size <= MIB
+        blocks = free[small]
+        position = bisect.bisect_left(blocks, size)
+        if position < len(blocks):
+            block = blocks.pop(position)
+        elif small:
+            block = 2 * MIB
+        else:
+            block = 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+        rest = block - size
+        if rest >= 512 if small else rest > MIB:
+            bisect.insort(blocks, rest)
+            block = size
+        total += block
+    return total
 
 
 def partial_sums(columns: int, rows: int) -> int:
@@ -164,61 +181,59 @@ class _Sizes(dict):
         return sum(self[size] * count for size, count in counts.items())
 
 
-@lru_cache(maxsize=256)
-def _parameter_sizes(model: Architecture) -> tuple[tuple[int, int], ...]:
-    """``(elements, how many tensors of so many)`` over all parameters."""
-    counts: dict[int, int] = {}
-    for _, shape in model.tensors():
-        elements = 1
-        for extent in shape:
-            elements *= extent
-        counts[elements] = counts.get(elements, 0) + 1
-    return tuple(counts.items())
+@lru_cache(maxsize=1024)
+def _elements(model: Architecture) -> tuple[int, ...]:
+    """Elements of every parameter, in the order in which the model makes them."""
+    return tuple(math.prod(shape) for _, shape in model.tensors())
 
 
-def _tensor_bytes(model: Architecture, bytes_of) -> int:
-    """Sum of ``bytes_of(elements)`` over all parameters."""
-    return sum(count * bytes_of(elements) for elements, count in _parameter_sizes(model))
+@lru_cache(maxsize=1024)
+def parameter_bytes(model: Architecture, itemsize: int) -> int:
+    """Bytes of one tensor like each parameter: of the parameters, the gradients, or one optimizer state.
+
+    Each of these sets is made for the first time in a row, mostly from fresh segments, and its blocks keep
+    their sizes from then on.
+    """
+    return packed_bytes(itemsize * elements for elements in _elements(model))
 
 
 # -- Optimizers --------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1024)
 def optimizer_state_bytes(model: Architecture, optimizer: str, itemsize: int) -> int:
     """Bytes that the optimizer holds between steps.
 
-    AdamW: two tensors like the parameter (torch/optim/adamw.py), and for the fused kernel a step
-    counter on the device. 8-bit AdamW: one byte a state, one float32 maximum a state and block of 256,
-    two tables of 256 float32; a parameter under 4,096 elements keeps float32 states
-    (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state). SGD without momentum: nothing.
+    AdamW: two tensors like the parameter (torch/optim/adamw.py), and for the fused kernel a step counter on the
+    device. 8-bit AdamW: one byte a state, one float32 maximum a state and block of 256, two tables of 256
+    float32; a parameter under 4,096 elements keeps float32 states (bitsandbytes/optim/optimizer.py,
+    Optimizer2State.init_state). SGD without momentum: nothing.
     """
-    if optimizer == "sgd":
-        return 0
+    requests: list[int] = []
+    for elements in _elements(model):
+        if optimizer == "adamw-8bit" and elements < 4096:
+            requests += 2 * [4 * elements]
+        elif optimizer == "adamw-8bit":
+            requests += 2 * [elements] + 2 * [4 * -(-elements // 256)]
+        elif optimizer != "sgd":
+            requests += 2 * [itemsize * elements] + [4] * (optimizer == "adamw-fused")
     if optimizer == "adamw-8bit":
-
-        def states(elements):
-            if elements < 4096:
-                return 2 * block_bytes(4 * elements)
-            return 2 * block_bytes(elements) + 2 * block_bytes(4 * -(-elements // 256))
-
-        return _tensor_bytes(model, states) + 2 * block_bytes(4 * 256)
-    counter = block_bytes(4) if optimizer == "adamw-fused" else 0
-    return _tensor_bytes(model, lambda elements: 2 * block_bytes(itemsize * elements) + counter)
+        requests += 2 * [4 * 256]
+    return packed_bytes(requests)
 
 
 def optimizer_temporary_bytes(model: Architecture, optimizer: str, itemsize: int) -> int:
     """The most that a step of the optimizer allocates on top of parameters, gradients and states.
 
-    foreach AdamW takes the square roots of all second moments at once (``_multi_tensor_adam``:
-    ``_foreach_sqrt``); the loop holds a root and its quotient for one parameter at a time
-    (``_single_tensor_adam``: ``(exp_avg_sq.sqrt() / bias_correction2_sqrt)``); the fused and the 8-bit
+    foreach AdamW takes the square roots of all second moments at once (torch/optim/adam.py,
+    ``_multi_tensor_adam``: ``_foreach_sqrt``); the loop holds a root and its quotient for one parameter at a
+    time (``_single_tensor_adam``: ``(exp_avg_sq.sqrt() / bias_correction2_sqrt)``); the fused and the 8-bit
     kernels work in place, and so does foreach SGD.
     """
     if optimizer == "adamw":
-        return _tensor_bytes(model, lambda elements: block_bytes(itemsize * elements))
+        return parameter_bytes(model, itemsize)
     if optimizer == "adamw-single":
-        largest = max(elements for elements, _ in _parameter_sizes(model))
-        return 2 * block_bytes(itemsize * largest)
+        return 2 * block_bytes(itemsize * max(_elements(model)))
     return 0
 
 
@@ -267,12 +282,12 @@ def forecast(setup: TrainingSetup) -> Forecast:
 
     biased = model.qkv_bias or model.output_bias or model.mlp_bias
     held = {
-        "parameters": _tensor_bytes(model, lambda elements: fresh_block_bytes(itemsize * elements)),
+        "parameters": parameter_bytes(model, itemsize),
         "optimizer_states": optimizer_state_bytes(model, setup.optimizer, itemsize),
         "matmul_workspaces": CUBLAS_WORKSPACES * CUBLAS_WORKSPACE_BYTES + biased * CUBLASLT_WORKSPACE_BYTES,
         "inputs": block_bytes(8 * setup.tokens),
     }
-    gradients = _tensor_bytes(model, lambda elements: block_bytes(itemsize * elements))
+    gradients = parameter_bytes(model, itemsize)
     logits = sizes["tokens*vocab", 2]
     held_bytes = sum(held.values())
     if not model.learned_positions:
