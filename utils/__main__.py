@@ -128,6 +128,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     action.set_defaults(run=_records_check, parser=action)
     action = actions.add_parser("add", help="add the rows of a file to data/; rows already there are skipped")
     action.add_argument("files", metavar="FILE", type=Path, nargs="+")
+    action.add_argument("--commit", help="the commit that was measured, for rows that do not know it")
     action.set_defaults(run=_records_add, parser=action)
 
     command = commands.add_parser("report", help="how good, how fast, on what machine")
@@ -372,7 +373,7 @@ def _records_add(options) -> None:
     from utils import records
 
     for file in options.files:
-        path, added, skipped = records.merge(file)
+        path, added, skipped = records.merge(file, commit=options.commit)
         print(f"{records.shown(path)}: {added} rows added, {skipped} were there")
 
 

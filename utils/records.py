@@ -392,9 +392,10 @@ def _to_csv(rows: Iterable[Record]) -> str:
     return text.getvalue()
 
 
-def merge(file: Path, folder: Path = DATA) -> tuple[Path, int, int]:
+def merge(file: Path, folder: Path = DATA, commit: str | None = None) -> tuple[Path, int, int]:
     """Add the rows of `file`, measured elsewhere, to the records of their experiment; rows already there are skipped.
 
+    `commit` is written into rows whose own commit is unknown, because they were measured on a copy without git.
     Returns the file written, the rows added and the rows skipped. Raises `RecordError` if a row of either file is
     damaged, or was measured on the CPU: then nothing is written.
     """
@@ -406,6 +407,8 @@ def merge(file: Path, folder: Path = DATA) -> tuple[Path, int, int]:
         raise RecordError(f"{shown(file)}: rows of several experiments: {', '.join(found)}")
     if any(record.gpu == "cpu" for record in rows):
         raise RecordError(f"{shown(file)}: rows measured on the CPU; data/ holds GPU measurements only")
+    if commit:
+        rows = [dataclasses.replace(row, commit=commit) if row.commit == "unknown" else row for row in rows]
     path = path_of(found[0], folder)
     present = set(read_file(path, found[0])) if path.exists() else set()
     new = [record for record in dict.fromkeys(rows) if record not in present]
