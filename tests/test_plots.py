@@ -132,3 +132,26 @@ def test_lines_by_length_keep_close_names_apart(ax):
     plots.lines_by_length(ax, series)
     boxes = sorted((text.get_window_extent() for text in ax.texts), key=lambda box: box.y0)
     assert all(below.y1 <= above.y0 + 1 for below, above in zip(boxes, boxes[1:], strict=False))
+
+
+def test_lines_by_length_can_double_the_bytes_too(ax):
+    lengths = [512, 1024, 2048]
+    plots.lines_by_length(ax, {"linear": [(n, n * 2**20) for n in lengths]}, doubling_bytes=True)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    ax.figure.draw_without_rendering()
+    (line,) = ax.lines
+    corners = ax.transData.transform(line.get_xydata())
+    rises = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(corners, corners[1:], strict=False)]
+    assert rises == pytest.approx([1, 1])
+
+
+def test_phase_peaks_name_the_deciding_phase_and_its_bytes(ax):
+    setups = {
+        "none": {"forward": 70 * GIB, "backward": 76 * GIB, "step": 75 * GIB},
+        "full": {"forward": 50 * GIB, "backward": 60 * GIB, "step": 75 * GIB},
+    }
+    assert plots.phase_peaks(ax, setups, capacities={"80 GiB": 80 * GIB}) is None
+    assert ax.get_xlim()[0] == 0
+    assert {"none", "full", "76.00 GiB", "75.00 GiB", "80 GiB"} <= set(texts(ax))
+    dark = [bar for bar in ax.patches if to_hex(bar.get_facecolor()) == plots.PALETTE[0].lower()]
+    assert [bar.get_width() for bar in dark] == [76, 75]

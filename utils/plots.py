@@ -208,8 +208,12 @@ def lines_by_length(
     *,
     points: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     capacities: Mapping[str, int] | None = None,
+    doubling_bytes: bool = False,
 ) -> None:
     """Draw bytes against the sequence length (doubling along the axis), one named line a series.
+
+    `doubling_bytes`: the bytes double along their axis too, so that growth with a power of the length is a straight
+    line, whose slope is the power. Without it the axis starts at zero, and even linear growth bends upwards.
 
     `series`: label -> [(tokens, bytes), …], usually forecasts.
     `points`: label -> [(tokens, bytes), …], usually records, drawn as rings in the colour of the series of that name.
@@ -224,7 +228,12 @@ def lines_by_length(
     ax.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: _tokens(int(tokens))))
     ax.set_xlabel("sequence length, tokens")
     ax.set_ylabel("GiB per GPU")
-    ax.set_ylim(0, 1.08 * max([n_bytes for _, n_bytes in drawn] + list((capacities or {}).values())) / GIB)
+    if doubling_bytes:
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda n_gib, _: f"{n_gib:g}"))
+        ax.set_aspect("equal")
+    else:
+        ax.set_ylim(0, 1.08 * max([n_bytes for _, n_bytes in drawn] + list((capacities or {}).values())) / GIB)
     _capacity_lines(ax, capacities, vertical=False)
 
     ends = []
@@ -243,6 +252,40 @@ def lines_by_length(
         )
         ends.append((pairs[-1][0], pairs[-1][1] / GIB, label, colour))
     _name_lines(ax, ends)
+
+
+def phase_peaks(
+    ax: Axes, setups: Mapping[str, Mapping[str, int]], *, capacities: Mapping[str, int] | None = None
+) -> None:
+    """Draw the peak of each phase as a bar, one group of bars a setup, and write the deciding one's bytes beside it.
+
+    `setups`: label -> {phase -> bytes}, drawn from the top. The phase that decides is dark, the others are light.
+    `capacities`: label -> bytes, each a vertical line.
+    """
+    ticks, names, y = [], [], 0.0
+    for label, phases in setups.items():
+        decides = max(phases, key=phases.__getitem__)
+        ax.text(0, y - 0.75, label, va="center", fontsize=9, fontweight="bold")
+        for phase, n_bytes in phases.items():
+            colour = PALETTE[0] if phase == decides else PALETTE[3]
+            ax.barh(y, n_bytes / GIB, height=0.8, color=colour, edgecolor="white", linewidth=0.8)
+            ticks.append(y)
+            names.append(phase)
+            if phase == decides:
+                total = ax.annotate(
+                    gib(n_bytes), (n_bytes / GIB, y), (5, 0), textcoords="offset points", va="center", fontsize=9
+                )
+                total.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over a capacity line
+            y += 0.85
+        y += 0.95
+    ax.set_yticks(ticks, names)
+    ax.set_ylim(y - 1.3, -1.2)
+    largest = max([n_bytes for phases in setups.values() for n_bytes in phases.values()])
+    ax.set_xlim(0, 1.18 * max(largest, *(capacities or {"": 0}).values()) / GIB)
+    ax.set_xlabel("GiB per GPU")
+    ax.grid(False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    _capacity_lines(ax, capacities, vertical=True)
 
 
 # --- shared by the figures above -----------------------------------------------------------------
