@@ -139,7 +139,7 @@ def test_lines_by_length_can_double_the_bytes_too(ax):
     plots.lines_by_length(ax, {"linear": [(n, n * 2**20) for n in lengths]}, doubling_bytes=True)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     ax.figure.draw_without_rendering()
-    (line,) = ax.lines
+    line = ax.lines[0]
     corners = ax.transData.transform(line.get_xydata())
     rises = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(corners, corners[1:], strict=False)]
     assert rises == pytest.approx([1, 1])
