@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from utils import plots
-from utils.units import GIB
+from utils.units import GIB, MIB
 
 SETUPS = {
     "bf16": {"parameters": 15 * GIB, "gradients": 15 * GIB, "optimizer_states": 30 * GIB, "logits": GIB // 4},
@@ -155,3 +155,17 @@ def test_phase_peaks_name_the_deciding_phase_and_its_bytes(ax):
     assert {"none", "full", "76.00 GiB", "75.00 GiB", "80 GiB"} <= set(texts(ax))
     dark = [bar for bar in ax.patches if to_hex(bar.get_facecolor()) == plots.PALETTE[0].lower()]
     assert [bar.get_width() for bar in dark] == [76, 75]
+
+
+def test_a_small_timeline_is_in_mib(ax):
+    plots.memory_timeline(ax, [0, 3 * MIB, MIB], [("forward", 0, 3)])
+    assert "peak 3.0 MiB" in texts(ax)
+    assert ax.get_ylabel() == "allocated, MiB"
+
+
+def test_lifetimes_name_every_term_phase_and_instant(ax):
+    rows = {"parameters": [(0, 1), (2, 1)], "saved_tensors": [(0, 0), (1, 1), (2, 0)]}
+    assert plots.lifetimes(ax, rows, ["forward", "backward"], instants={"peak": 1.0}) is None
+    assert {"forward", "backward", "peak"} <= set(texts(ax))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["parameters", "saved tensors"]
+    assert ax.get_xlim() == (0, 2)

@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from utils.units import GIB, gib, signed_percent
+from utils.units import GIB, MIB, gib, mib, signed_percent
 
 # Okabe and Ito's colours, which people with any common colour vision deficiency can tell apart (Nature Methods 8:441).
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7", "#F0E442", "#999999")
@@ -125,24 +125,26 @@ def memory_timeline(
 
     `allocated`: bytes after event 0, 1, 2, …
     `phases`: (name, first event, event after the last), each a band behind the line.
-    `capacities`: label -> bytes, each a horizontal line.
+    `capacities`: label -> bytes, each a horizontal line. A step that stays below 1 GiB is drawn in MiB.
     """
-    line = [n_bytes / GIB for n_bytes in [*allocated, allocated[-1]]]  # the last value holds to the right edge
+    drawn = max([*allocated, *(capacities or {}).values()])
+    unit, unit_name, as_text = (GIB, "GiB", gib) if drawn >= GIB else (MIB, "MiB", mib)
+    line = [n_bytes / unit for n_bytes in [*allocated, allocated[-1]]]  # the last value holds to the right edge
     ax.step(range(len(line)), line, where="post", linewidth=1.2)
     ax.set_xlim(0, len(allocated))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_ylim(0, 1.18 * max([*allocated, *(capacities or {}).values()]) / GIB)
+    ax.set_ylim(0, 1.18 * drawn / unit)
     ax.set_xlabel("event (allocation or release)")
-    ax.set_ylabel("allocated, GiB")
-    _capacity_lines(ax, capacities, vertical=False)
+    ax.set_ylabel(f"allocated, {unit_name}")
+    _capacity_lines(ax, capacities, vertical=False, unit=unit)
 
     peak = max(allocated)
     at = list(allocated).index(peak)
-    ax.plot([at], [peak / GIB], "o", color=PALETTE[4], zorder=3)
+    ax.plot([at], [peak / unit], "o", color=PALETTE[4], zorder=3)
     left_half = at < len(allocated) / 2
     ax.annotate(
-        f"peak {gib(peak)}",
-        (at, peak / GIB),
+        f"peak {as_text(peak)}",
+        (at, peak / unit),
         (6 if left_half else -6, 4),
         textcoords="offset points",
         ha="left" if left_half else "right",
@@ -288,6 +290,41 @@ def phase_peaks(
     _capacity_lines(ax, capacities, vertical=True)
 
 
+def lifetimes(
+    ax: Axes,
+    rows: Mapping[str, Sequence[tuple[float, float]]],
+    phases: Sequence[str],
+    *,
+    instants: Mapping[str, float] | None = None,
+) -> None:
+    """Draw a diagram of what is alive when: one ribbon a term, as high as the share of it that is there.
+
+    `rows`: term -> [(time, share from 0 to 1), …], joined by straight lines; phase number i lasts from i to i + 1.
+    `instants`: name -> time, each a vertical line through all ribbons.
+    """
+    looks = _looks(list(rows))
+    for y, (term, points) in enumerate(rows.items()):
+        times = [time for time, _ in points]
+        colour, hatch = looks[term]
+        ax.plot([0, len(phases)], [y + 0.38, y + 0.38], color=BAND, linewidth=1, zorder=1)
+        tops = [y + 0.38 - 0.76 * share for _, share in points]
+        ax.fill_between(times, y + 0.38, tops, color=colour, hatch=hatch, linewidth=0, zorder=2)
+    for number, name in enumerate(phases):
+        if number % 2 == 0:
+            ax.axvspan(number, number + 1, color=BAND, linewidth=0, zorder=0)
+        ax.text(number + 0.5, 1.01, name, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize=9)
+    for name, time in (instants or {}).items():
+        ax.axvline(time, color=INK, linestyle="--", linewidth=1, zorder=3)
+        ax.text(time, -0.01, name, transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize=9)
+    ax.set_yticks(range(len(rows)), [_words(term) for term in rows])
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_xlim(0, len(phases))
+    ax.set_xticks([])
+    ax.grid(False)
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
+
+
 # --- shared by the figures above -----------------------------------------------------------------
 
 
@@ -312,16 +349,16 @@ def _tokens(length: int) -> str:
     return f"{length // 1024}k" if length % 1024 == 0 else str(length)
 
 
-def _capacity_lines(ax: Axes, capacities: Mapping[str, int] | None, *, vertical: bool) -> None:
+def _capacity_lines(ax: Axes, capacities: Mapping[str, int] | None, *, vertical: bool, unit: int = GIB) -> None:
     for label, n_bytes in (capacities or {}).items():
         look = {"color": INK, "linestyle": "--", "linewidth": 1}
         if vertical:
-            ax.axvline(n_bytes / GIB, **look)
-            place = {"xy": (n_bytes / GIB, 1), "xytext": (0, 3), "ha": "center", "va": "bottom"}
+            ax.axvline(n_bytes / unit, **look)
+            place = {"xy": (n_bytes / unit, 1), "xytext": (0, 3), "ha": "center", "va": "bottom"}
             ax.annotate(label, xycoords=ax.get_xaxis_transform(), textcoords="offset points", fontsize=9, **place)
         else:
-            ax.axhline(n_bytes / GIB, **look)
-            place = {"xy": (0, n_bytes / GIB), "xytext": (3, 2), "ha": "left", "va": "bottom"}
+            ax.axhline(n_bytes / unit, **look)
+            place = {"xy": (0, n_bytes / unit), "xytext": (3, 2), "ha": "left", "va": "bottom"}
             ax.annotate(label, xycoords=ax.get_yaxis_transform(), textcoords="offset points", fontsize=9, **place)
 
 
