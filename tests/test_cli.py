@@ -457,8 +457,8 @@ def test_report_forecast_in_three_styles(run, refused, rows, tmp_path, monkeypat
 def test_records_check_and_add(run, refused, rows, tmp_path, monkeypatch):
     data, file = tmp_path / "data", tmp_path / "from-the-gpu.csv"
     data.mkdir()
-    for function in (records.merge, records.check):
-        monkeypatch.setattr(function, "__defaults__", (data,))
+    monkeypatch.setattr(records.merge, "__defaults__", (data, None))
+    monkeypatch.setattr(records.check, "__defaults__", (data,))
     monkeypatch.setattr(records, "DATA", data)
     records.append(file, rows)
     shown = f"{data / 'training-step.csv'}"

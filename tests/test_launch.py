@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
 import subprocess
 import sys
@@ -133,33 +134,39 @@ def test_no_worker_outlives_its_caller(tmp_path, number):
 
 
 TURN = """
-import sys, time
+import json, os, sys, time
 from utils import launch
+log = json.loads(sys.argv[1])["log"]
 launch.take_gpu_turn()
-with open(sys.argv[1], "a") as file:
-    file.write("in\\n"); file.flush(); time.sleep(0.3); file.write("out\\n")
+with open(log, "a") as file:
+    file.write("in\\n")
+launch.emit("result", metrics={})
+time.sleep(0.3)  # what the driver needs to free the memory of a dying process
+with open(log, "a") as file:
+    file.write("out\\n")
 """
 
 
-def test_workers_take_turns_on_the_gpu(tmp_path, monkeypatch):
+def test_a_turn_on_the_gpu_lasts_until_the_worker_has_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"test-{tmp_path.name}")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    command = [sys.executable, "-c", TURN, str(tmp_path / "log")]
-    workers = [subprocess.Popen(command, cwd=launch.ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
-    assert [worker.wait(timeout=30) for worker in workers] == [0, 0, 0]
+    (tmp_path / "turn.py").write_text(TURN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        payload = {"log": str(tmp_path / "log")}
+        runs = [pool.submit(launch.run_worker, "turn", payload, timeout_s=30) for _ in range(3)]
+    assert [run.result().status for run in runs] == ["ok"] * 3
     assert (tmp_path / "log").read_text().split() == ["in", "out"] * 3
 
 
 def test_waiting_for_a_turn_does_not_use_up_the_time(monkeypatch, tmp_path):
     import filelock
 
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "test")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"test-{tmp_path.name}")
     (tmp_path / "turn.py").write_text(
         "from utils import launch\nlaunch.take_gpu_turn()\nlaunch.emit('result', metrics={})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with filelock.FileLock(tmp_path / launch.gpu_lock_path().name):
+    with filelock.FileLock(launch.gpu_lock_path()):
         results = []
         thread = threading.Thread(
             target=lambda: results.append(launch.run_worker("turn", {}, timeout_s=2)), daemon=True

@@ -352,3 +352,15 @@ def test_the_columns_are_documented():
 def test_a_record_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         row().median = 1
+
+
+def test_merge_says_which_commit_was_measured_where_the_rows_do_not_know(path, tmp_path):
+    rows = [*run(1, commit="unknown"), *run(2, commit="a" * 40)]
+    source = tmp_path / "copy" / "echo.csv"
+    records.append(source, rows)
+    written, added, _ = records.merge(source, tmp_path / "data", commit="0" * 40)
+    assert added == len(rows)
+    assert {(records.setup_of(row).number, row.commit) for row in records.read_file(written)} == {
+        (1, "0" * 40),
+        (2, "a" * 40),
+    }

@@ -37,6 +37,8 @@ MARK = "@@ "
 LOG_LINES = 200
 REASON_CHARACTERS = 300
 POLL_SECONDS = 0.1
+TURN = "t"  # what a caller writes to a worker whose turn it is
+TURNS_VARIABLE = "LLM_TRAINING_TURNS"  # in the environment of workers whose caller gives turns
 
 
 @dataclasses.dataclass
@@ -68,8 +70,9 @@ def run_worker(
 ) -> WorkerResult:
     """Run one worker to its end and return what it reported; never raises for anything the worker does.
 
-    `timeout_s` does not count the time in which the worker waits for its turn on the GPU (`take_gpu_turn`). `on_event` is
-    called with each event as it comes. Setting `cancel` from another thread kills the worker.
+    `timeout_s` does not count the time in which the worker waits for its turn on the GPU (`take_gpu_turn`); the turn
+    ends when the process has ended, because only then its memory is free. `on_event` is called with each event as it
+    comes. Setting `cancel` from another thread kills the worker.
     """
     started = time.monotonic()
     process = subprocess.Popen(
@@ -89,9 +92,15 @@ def run_worker(
     log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
     stopped = None  # why the worker was killed by us
     deadline = started + timeout_s
+    turn = _Turn()
     try:
         line: str | None = ""
         while line is not None:
+            if turn.wanted and turn.taken():
+                deadline = time.monotonic() + timeout_s
+                with contextlib.suppress(BrokenPipeError):  # it died while it waited
+                    process.stdin.write(TURN)
+                    process.stdin.flush()
             try:
                 line = lines.get(timeout=POLL_SECONDS)
             except queue.Empty:
@@ -112,8 +121,7 @@ def run_worker(
             result.events.append(event)
             if event["event"] == "waiting":
                 deadline = float("inf")
-            elif event["event"] == "turn":
-                deadline = time.monotonic() + timeout_s
+                turn.wanted = True
             if on_event is not None:
                 on_event(event)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -121,7 +129,9 @@ def run_worker(
     finally:
         _kill_group(process)
         process.wait()
-        process.stdin.close()
+        turn.give_back()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         reader.join()
         process.stdout.close()
     result.log = [text for text in log if text]
@@ -132,7 +142,12 @@ def run_worker(
 
 def _worker_environment() -> dict[str, str]:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONUNBUFFERED": "1",
+        TURNS_VARIABLE: "1",
+    }
 
 
 def _read_lines(stream, lines: queue.SimpleQueue) -> None:
@@ -190,6 +205,37 @@ def one_line(text: object) -> str:
     return line if len(line) <= REASON_CHARACTERS else "… " + line[-REASON_CHARACTERS + 2 :].lstrip()
 
 
+def gpu_lock_path() -> Path:
+    """The lock of the GPU that this process sees: one a user, because another user's file could not be opened."""
+    gpu = re.sub(r"[^\w.-]", "_", os.environ.get("CUDA_VISIBLE_DEVICES") or "0")
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"llm-training-gpu-{user}-{gpu}.lock"
+
+
+class _Turn:
+    """A worker's turn on the GPU, kept by its caller, who knows when the process and its memory are gone."""
+
+    def __init__(self):
+        self.wanted = False
+        self._lock = None
+
+    def taken(self) -> bool:
+        """Try to get what is wanted."""
+        import filelock
+
+        lock = filelock.FileLock(gpu_lock_path(), thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            return False
+        self.wanted, self._lock = False, lock
+        return True
+
+    def give_back(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+
 # ---- the worker's side
 
 
@@ -198,30 +244,20 @@ def emit(event: str, **fields) -> None:
     print(MARK + json.dumps({"event": event, **fields}), flush=True)
 
 
-def gpu_lock_path() -> Path:
-    """The lock of the GPU that this process sees: one a user, because another user's file could not be opened."""
-    gpu = re.sub(r"[^\w.-]", "_", os.environ.get("CUDA_VISIBLE_DEVICES") or "0")
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"llm-training-gpu-{user}-{gpu}.lock"
-
-
 def take_gpu_turn() -> None:
-    """Wait until this worker has the GPU to itself among this user's workers, and keep it until the process ends.
+    """Wait until this worker has the GPU to itself among this user's workers, until its process ends.
 
-    The process must end for its memory to be free, so there is no giving back earlier. Imports belong before it, so
-    that the next worker is ready when this one is done. Without turns, two workers on one card would slow down each
-    other, and one would report out of memory because of the other.
+    Imports belong before it, so that the next worker is ready when this one is done. Without turns, two workers on one
+    card would slow down each other, and one would report out of memory because of the other. A worker that no
+    `run_worker` has started does not wait.
     """
-    global _turn
-    import filelock
-
-    emit("waiting")
-    _turn = filelock.FileLock(gpu_lock_path())
-    _turn.acquire()
-    emit("turn")
+    if TURNS_VARIABLE in os.environ:
+        emit("waiting")
+        _turn.wait()
+        emit("turn")
 
 
-_turn = None  # the lock: the system releases it when the process has ended
+_turn = threading.Event()
 
 
 def _die_with_caller() -> None:
@@ -229,8 +265,8 @@ def _die_with_caller() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def wait() -> None:
-        while os.read(lifeline, 1):
-            pass
+        while os.read(lifeline, 1):  # TURN, or nothing at the end
+            _turn.set()
         if hasattr(os, "killpg"):
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os._exit(1)
@@ -245,4 +281,7 @@ def _main(module: str, payload: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    # By its name, so that the worker, which imports this module, shares its state.
+    from utils import launch
+
+    launch._main(*sys.argv[1:])

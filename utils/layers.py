@@ -202,7 +202,13 @@ def gpt2_block(ledger, s, x):
 def gpt2_attention(ledger, s, x):
     """``GPT2Attention.forward``: one product for queries, keys and values; then views of it."""
     fused = ops.linear(
-        ledger, x, Parameter("3*hidden*hidden"), "3*tokens*hidden", s.stream, "qkv projection", bias=Parameter("3*hidden")
+        ledger,
+        x,
+        Parameter("3*hidden*hidden"),
+        "3*tokens*hidden",
+        s.stream,
+        "qkv projection",
+        bias=Parameter("3*hidden"),
     )
     attend = gpt2_eager_attention if s.attention == "eager" else gpt2_fused_attention
     attended = attend(ledger, s, fused)
@@ -290,13 +296,17 @@ def _split(ledger, s, fused):
 
 def gpt2_mlp(ledger, s, x):
     """``GPT2MLP.forward``."""
-    up = ops.linear(
-        ledger, x, Parameter("hidden*ffn"), s.tokens_ffn, s.stream, "up projection", bias=Parameter("ffn")
-    )
+    up = ops.linear(ledger, x, Parameter("hidden*ffn"), s.tokens_ffn, s.stream, "up projection", bias=Parameter("ffn"))
     activated = ops.gelu_tanh(ledger, up, s.stream, "gelu")
     ledger.drop(up)
     out = ops.linear(
-        ledger, activated, Parameter("hidden*ffn"), s.tokens_hidden, s.stream, "down projection", bias=Parameter("hidden")
+        ledger,
+        activated,
+        Parameter("hidden*ffn"),
+        s.tokens_hidden,
+        s.stream,
+        "down projection",
+        bias=Parameter("hidden"),
     )
     ledger.drop(activated)
     if s.residual_dropout:

@@ -210,5 +210,5 @@ class Ledger:
             produced = node.backward(received)
             # A gradient that is passed on unchanged has been kept by the node.
             self.drop(*node.saved, received)
-            for target, made in zip(node.inputs, produced):
+            for target, made in zip(node.inputs, produced, strict=True):
                 self.deliver(target, made)

@@ -264,7 +264,9 @@ def _announce(state: _Run, jobs: int) -> None:
         flush=True,
     )
     if state.device == "cuda" and state.queue:
-        used = max((int(answer) * 2**20 for answer in _nvidia_smi("memory.used") if answer.strip().isdigit()), default=0)
+        used = max(
+            (int(answer) * 2**20 for answer in _nvidia_smi("memory.used") if answer.strip().isdigit()), default=0
+        )
         if used > GIB:
             print(f"warning: other processes hold {gib(used, 1)} of this GPU", file=state.stream, flush=True)
 

@@ -17,7 +17,7 @@ left out here, once for all models of the structure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from utils import layers
 from utils.ledger import Ledger, Node, Parameter
@@ -46,7 +46,7 @@ class Step:
     before_embed_backward: dict  # what the head left, less a tied table's gradient, which is in the stage
 
 
-@lru_cache(maxsize=None)
+@cache
 def replay(structure, checkpointed, accumulating):
     """Replay a step of ``structure``. ``checkpointed``: every layer recomputes its activations.
     ``accumulating``: the weights have gradients already (a later micro-step)."""
