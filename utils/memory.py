@@ -21,6 +21,7 @@ file unchanged.
 from __future__ import annotations
 
 import bisect
+import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -437,7 +438,7 @@ _MODELLED = {
 
 def _check_modelled(setup: TrainingSetup):
     errors = [
-        f"{name}: no forecast yet for {getattr(setup, name)!r}; {' or '.join(map(repr, allowed))}"
+        f"{name}: no forecast yet for {json.dumps(getattr(setup, name))}; {' or '.join(map(json.dumps, allowed))}"
         for name, allowed in _MODELLED.items()
         if getattr(setup, name) not in allowed
     ]

@@ -104,12 +104,13 @@ class TrainingSetup:
             errors.append(f"liger: {self.liger!r} is not allowed; true or false")
         errors += self._check_adapters()
         errors += self._check_combination()
-        try:
-            architecture = get(self.model)
-        except ModelError as error:
-            errors += error.errors
+        if not isinstance(self.model, str):
+            errors.append(f"model: {self.model!r} is not allowed; {_WANTED['model']}")
         else:
-            object.__setattr__(self, "_architecture", architecture)
+            try:
+                object.__setattr__(self, "_architecture", get(self.model))
+            except ModelError as error:
+                errors += error.errors
         if errors:
             raise SetupError(*errors)
 
