@@ -21,7 +21,7 @@ VARIABLES = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning,ignore:IProgress not found",
 }
 
 

@@ -91,6 +91,9 @@ def setups() -> list[TrainingSetup]:
         # Full fine-tuning of 8B in less, and the one regime in which the forward pass decides.
         _setup("llama-3.1-8b", 4096, **full, optimizer="adamw-fused"),
         _setup("llama-3.1-8b", 4096, **full, optimizer="sgd"),
+        _setup("llama-3.1-8b", 4096, **full),
+        _setup("llama-3.1-8b", 4096, optimizer="adamw-fused"),
+        _setup("llama-3.1-8b", 512, **full),
         _setup("llama-3.2-1b", 4096, **autocast, **full, gradient_accumulation=4, optimizer="adamw-fused"),
         # Out of memory on 140 GiB, each for another reason: parameters and states, scores, stored activations, logits.
         _setup("llama-3.1-8b", 2048, **autocast),
