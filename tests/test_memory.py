@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from utils import launch, memory, models, records, report
+from utils import cuda_memory, launch, models, records, report
 from utils.memory import forecast
 from utils.setups import SetupError, TrainingSetup
 
@@ -64,9 +64,9 @@ def test_what_ran_out_of_memory_was_forecast_to():
 def test_the_measured_constants_are_those_of_the_records():
     runs = [run for run in records.latest_runs(records.read("training-step")) if run["peak"].status == "ok"]
     ratios = [run["reserved"].median / run["peak"].median for run in runs]
-    assert pytest.approx(statistics.median(ratios), abs=0.01) == memory.RESERVED_OVER_ALLOCATED
+    assert pytest.approx(statistics.median(ratios), abs=0.01) == cuda_memory.RESERVED_OVER_ALLOCATED
     contexts = [run["device"].median - run["reserved"].median for run in runs]
-    assert statistics.median(contexts) == memory.CONTEXT_BYTES
+    assert statistics.median(contexts) == cuda_memory.CONTEXT_BYTES
     assert max(contexts) - min(contexts) <= 16 * 2**20
 
 
@@ -212,7 +212,7 @@ def test_a_sliding_window_that_matters_is_not_modelled_for_sdpa(tmp_path):
 
 
 def test_doctests():
-    assert doctest.testmod(memory).failed == 0
+    assert doctest.testmod(cuda_memory).failed == 0
 
 
 def test_the_arithmetic_needs_nothing_but_the_standard_library():

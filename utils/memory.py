@@ -11,8 +11,8 @@ The forecast is of the real thing: a transformers model trained by PyTorch, as
     del outputs
 
 The peak of a phase is the largest of its instants, not a sum of terms. The instants come from
-``utils.replay``; here they get their bytes. Nothing is fitted: the sizes are the tensors', rounded as
-PyTorch's allocator rounds them.
+``utils.replay``; here they get their bytes. Nothing in an allocated byte is fitted: the sizes are the
+tensors', rounded as PyTorch's allocator rounds them.
 
 Only the standard library is imported: the command line, the notebooks and the calculator page run this
 file unchanged.
@@ -20,114 +20,24 @@ file unchanged.
 
 from __future__ import annotations
 
-import bisect
 import json
-import math
 from dataclasses import dataclass
-from functools import lru_cache
 
+from utils.cuda_memory import (
+    CONTEXT_BYTES,
+    CUBLAS_WORKSPACE_BYTES,
+    CUBLAS_WORKSPACES,
+    CUBLASLT_WORKSPACE_BYTES,
+    RESERVED_OVER_ALLOCATED,
+    block_bytes,
+    partial_sums,
+)
 from utils.layers import COMPUTE, Structure
-from utils.models import Architecture
+from utils.optimizer_memory import optimizer_state_bytes, optimizer_temporary_bytes, parameter_bytes
 from utils.replay import replay
 from utils.setups import SetupError, TrainingSetup
-from utils.units import MIB
 
 PHASES = ("forward", "backward", "step")
-
-# -- What surrounds the tensors ----------------------------------------------------------------------
-
-# cuBLAS takes one workspace for each thread that multiplies matrices, through PyTorch's allocator: the
-# main thread and autograd's. 32 MiB on Hopper and newer, 8.125 MiB before
-# (aten/src/ATen/cuda/CUDABlas.cpp, CublasHandlePool.cpp: getChosenWorkspaceSize).
-CUBLAS_WORKSPACES = 2
-CUBLAS_WORKSPACE_BYTES = 32 * MIB
-# A product with a bias goes through cuBLASLt, which has a workspace of its own (CUDABlas.cpp).
-CUBLASLT_WORKSPACE_BYTES = 1 * MIB
-
-# Around the allocator, both measured and held to the records by a test. The allocator keeps blocks that no
-# tensor fits any more: reserved over allocated, the median of all recorded steps (they span 1.00 to 1.33).
-RESERVED_OVER_ALLOCATED = 1.065
-# The CUDA context and the loaded kernels: device-level less reserved, the same in every recorded step to 16 MiB.
-CONTEXT_BYTES = 758 * MIB
-
-# Reductions over many rows split the rows until the GPU is full: 132 multiprocessors of 2,048 threads
-# on an H100 or H200. Another GPU changes this buffer by its share of them.
-MULTIPROCESSORS = 132
-THREADS_PER_MULTIPROCESSOR = 2048
-
-
-def block_bytes(requested: int) -> int:
-    """What PyTorch's caching allocator counts for a request: whole blocks of 512 bytes
-    (c10/cuda/CUDACachingAllocator.cpp, round_size).
-
-    >>> block_bytes(1), block_bytes(1024)
-    (512, 1024)
-    """
-    return -(-requested // 512) * 512
-
-
-def packed_bytes(requests) -> int:
-    """What the allocator counts for requests that it serves one after another from an empty cache.
-
-    Small requests (up to 1 MiB) share segments of 2 MiB, larger ones segments of 20 MiB, and from 10 MiB on
-    each opens a segment of whole 2 MiB. A request takes the smallest free block that holds it; the rest of the
-    block is split off, unless it is too small to be worth it (in the large pool up to 1 MiB): then it is counted
-    with the tensor (get_allocation_size, get_free_block, should_split).
-
-    >>> packed_bytes([11 * MIB]) // MIB, packed_bytes([21 * MIB // 2]) / MIB, packed_bytes(4 * [6 * MIB]) / MIB
-    (12, 10.5, 24.0)
-    """
-    free: dict[bool, list[int]] = {True: [], False: []}  # by pool, small or large; sorted
-    total = 0
-    for requested in requests:
-        size = block_bytes(requested)
-        small = size <= MIB
-        blocks = free[small]
-        position = bisect.bisect_left(blocks, size)
-        if position < len(blocks):
-            block = blocks.pop(position)
-        elif small:
-            block = 2 * MIB
-        else:
-            block = 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
-        rest = block - size
-        if rest >= 512 if small else rest > MIB:
-            bisect.insort(blocks, rest)
-            block = size
-        total += block
-    return total
-
-
-def partial_sums(columns: int, rows: int) -> int:
-    """Bytes of the buffer in which a sum over ``rows`` of a ``[rows, columns]`` matrix meets.
-
-    Zero where each thread block sums whole columns. The launch geometry of
-    aten/src/ATen/native/cuda/Reduce.cuh (setReduceConfig, global_memory_size): four columns a thread,
-    128 threads a block, at least 16 and at most 256 rows a thread.
-
-    >>> partial_sums(2048, 4096) // 2**20, partial_sums(4096, 512)
-    (64, 0)
-    """
-    vector, threads = 4, 128
-    if columns % vector:
-        vector, threads = 1, 512
-    across = _power_of_two(columns // vector, threads)
-    width = min(across, 32)
-    height = min(_power_of_two(rows, threads), threads // width)
-    width = min(across, threads // height)
-    rows_per_thread = -(-rows // height)
-    blocks = -(-columns // (vector * width))
-    full = MULTIPROCESSORS * (THREADS_PER_MULTIPROCESSOR // (width * height))
-    if rows_per_thread < 256 or blocks > full:
-        return 0
-    split = max(min(-(-full // blocks), -(-rows_per_thread // 16)), -(-rows_per_thread // 256))
-    if split == 1:
-        return 0
-    return 4 * columns * split * width * vector
-
-
-def _power_of_two(number: int, at_most: int) -> int:
-    return 1 << (max(1, min(number, at_most)).bit_length() - 1)
 
 
 @dataclass(frozen=True)
@@ -215,62 +125,6 @@ class _Sizes(dict):
                 owner = _owner(size, itemsize)
                 terms[owner] = terms.get(owner, 0) + times * count * self[size]
         return _Peak(instant, terms)
-
-
-@lru_cache(maxsize=1024)
-def _elements(model: Architecture) -> tuple[int, ...]:
-    """Elements of every parameter, in the order in which the model makes them."""
-    return tuple(math.prod(shape) for _, shape in model.tensors())
-
-
-@lru_cache(maxsize=1024)
-def parameter_bytes(model: Architecture, itemsize: int) -> int:
-    """Bytes of one tensor like each parameter: of the parameters, the gradients, or one optimizer state.
-
-    Each of these sets is made for the first time in a row, mostly from fresh segments, and its blocks keep
-    their sizes from then on.
-    """
-    return packed_bytes(itemsize * elements for elements in _elements(model))
-
-
-# -- Optimizers --------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1024)
-def optimizer_state_bytes(model: Architecture, optimizer: str, itemsize: int) -> int:
-    """Bytes that the optimizer holds between steps.
-
-    AdamW: two tensors like the parameter (torch/optim/adamw.py), and for the fused kernel a step counter on the
-    device. 8-bit AdamW: one byte a state, one float32 maximum a state and block of 256, two tables of 256
-    float32; a parameter under 4,096 elements keeps float32 states (bitsandbytes/optim/optimizer.py,
-    Optimizer2State.init_state). SGD without momentum: nothing.
-    """
-    requests: list[int] = []
-    for elements in _elements(model):
-        if optimizer == "adamw-8bit" and elements < 4096:
-            requests += 2 * [4 * elements]
-        elif optimizer == "adamw-8bit":
-            requests += 2 * [elements] + 2 * [4 * -(-elements // 256)]
-        elif optimizer != "sgd":
-            requests += 2 * [itemsize * elements] + [4] * (optimizer == "adamw-fused")
-    if optimizer == "adamw-8bit":
-        requests += 2 * [4 * 256]
-    return packed_bytes(requests)
-
-
-def optimizer_temporary_bytes(model: Architecture, optimizer: str, itemsize: int) -> int:
-    """The most that a step of the optimizer allocates on top of parameters, gradients and states.
-
-    foreach AdamW takes the square roots of all second moments at once (torch/optim/adam.py,
-    ``_multi_tensor_adam``: ``_foreach_sqrt``); the loop holds a root and its quotient for one parameter at a
-    time (``_single_tensor_adam``: ``(exp_avg_sq.sqrt() / bias_correction2_sqrt)``); the fused and the 8-bit
-    kernels work in place, and so does foreach SGD.
-    """
-    if optimizer == "adamw":
-        return parameter_bytes(model, itemsize)
-    if optimizer == "adamw-single":
-        return 2 * block_bytes(itemsize * max(_elements(model)))
-    return 0
 
 
 # -- The forecast ------------------------------------------------------------------------------------

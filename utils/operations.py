@@ -106,7 +106,7 @@ def row_sum(ledger, parameter, itemsize, rows, name):
     """A sum over ``rows``, as for the gradient of a bias or of a norm's weight.
 
     Where the rows are many, PyTorch splits them over thread blocks and adds the partial sums through a
-    buffer in device memory (aten/src/ATen/native/cuda/Reduce.cuh; size in ``memory.partial_sums``).
+    buffer in device memory (aten/src/ATen/native/cuda/Reduce.cuh; size in ``utils.cuda_memory.partial_sums``).
     """
     out = ledger.new(parameter.dims, itemsize, name)
     ledger.drop(ledger.new(f"partial sums: {parameter.dims} over {rows}", FLOAT32, name + ", partial sums"))
