@@ -1,8 +1,8 @@
 """Units, and the only place where numbers become text.
 
 Bytes are `int` everywhere and become text here alone. Memory on a device is shown in GiB (2**30
-bytes), because capacities and allocations are powers of two; file sizes and rates are shown in GB
-(10**9 bytes), because data sheets are. Llama-3.1-8B in bf16 is 16.06 GB and 14.96 GiB.
+bytes), because CUDA and PyTorch report it so; file sizes and rates are shown in GB (10**9 bytes),
+because data sheets do. Llama-3.1-8B in bf16 is 16.06 GB and 14.96 GiB.
 """
 
 from __future__ import annotations
