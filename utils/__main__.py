@@ -205,10 +205,11 @@ Memory of one training step: how many bytes each GPU needs, which phase decides,
 
 def _add_forecast_options(command: argparse.ArgumentParser) -> None:
     """One flag a field of TrainingSetup, so that the two cannot drift apart."""
+    from utils import hardware
     from utils.setups import TrainingSetup
 
     command.add_argument("--json", metavar="FILE", dest="file", help="a setup as JSON; - for stdin")
-    command.add_argument("--gpu", metavar="NAME", help="also tell whether it fits, for example h200")
+    command.add_argument("--gpu", metavar="NAME", help=f"also tell whether it fits: {', '.join(hardware.names())}")
     for field in dataclasses.fields(TrainingSetup):
         if field.name == "model":
             command.add_argument("model", metavar="MODEL", nargs="?", help="a known model, or a path to a config.json")

@@ -21,6 +21,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#CC79A7", "#F
 # The ones of these that are dark enough for a thin line and its name.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#222222")
 INK = "#222222"
+TEXT_ZORDER = 5  # over capacity lines
 QUIET = "#777777"
 BAND = "#EFEFEF"
 HATCHES = ("", "///", "...")
@@ -81,7 +82,7 @@ def stacked_terms(
     `setups`: label -> {term -> bytes}, drawn from the top; a term has one colour in all bars, and those of
     `TERM_COLOURS` in all figures.
     `capacities`: label -> bytes, each a vertical line.
-    A term is named inside its widest segment, or below the axes where no segment is wide enough.
+    A term is named inside its widest segment; where one of them is too narrow for that, all are named below too.
     """
     terms = list(dict.fromkeys(term for row in setups.values() for term in row))
     looks = _looks(terms)
@@ -96,7 +97,8 @@ def stacked_terms(
             segments[term].append((width, left + width / 2, y))
             left += width
         total = ax.annotate(gib(totals[y], 1), (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
-        total.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over a capacity line
+        total.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+        total.set_zorder(TEXT_ZORDER)
 
     ax.set_yticks(range(len(setups)), list(setups))
     ax.set_ylim(len(setups) - 0.5, -0.5)
@@ -108,9 +110,9 @@ def stacked_terms(
 
     ax.figure.draw_without_rendering()  # the layout decides how wide a segment is on paper
     unnamed = [term for term in terms if not _name_inside(ax, term, max(segments[term]), looks[term])]
-    if unnamed:
-        handles = [Patch(facecolor=looks[term][0], hatch=looks[term][1], edgecolor="white") for term in unnamed]
-        names = [_words(term) for term in unnamed]
+    if unnamed:  # then all: a reader who looks a colour up should find it
+        handles = [Patch(facecolor=looks[term][0], hatch=looks[term][1], edgecolor="white") for term in terms]
+        names = [_words(term) for term in terms]
         ax.figure.legend(handles, names, loc="outside lower center", ncols=3, handlelength=1, columnspacing=1)
 
 
@@ -277,7 +279,8 @@ def phase_peaks(
                 total = ax.annotate(
                     gib(n_bytes), (n_bytes / GIB, y), (5, 0), textcoords="offset points", va="center", fontsize=9
                 )
-                total.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over a capacity line
+                total.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+                total.set_zorder(TEXT_ZORDER)
             y += 0.85
         y += 0.95
     ax.set_yticks(ticks, names)
@@ -368,6 +371,7 @@ def _name_inside(ax: Axes, term: str, segment: tuple[float, float, int], look: t
     red, green, blue = to_rgb(look[0])
     bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
     text = ax.text(middle, y, _words(term), ha="center", va="center", fontsize=9, color=INK if bright else "white")
+    text.set_zorder(TEXT_ZORDER)
     room = ax.transData.transform((width, 0))[0] - ax.transData.transform((0, 0))[0]
     if text.get_window_extent().width + 4 <= room and not look[1]:
         return True
