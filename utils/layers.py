@@ -124,44 +124,58 @@ def llama_eager_attention(ledger, s, query, key, value):
         key_heads = ops.head_major(ledger, key_operand, s, "keys by head")
         ledger.drop(key_operand)
     ledger.drop(query_operand)
-    products = ops.batched_product(ledger, query_heads, key_heads, s.scores, "scores")
-    ledger.drop(query_heads, key_heads)
-    scores = ops.scale(ledger, products, "scaled scores")
-    ledger.drop(products)
-    masked = ops.add_mask(ledger, scores, s.stream, "masked scores")
-    ledger.drop(scores)
+    masked = _masked_scores(ledger, s, query_heads, key_heads)
 
     wide = ops.cast(ledger, masked, FLOAT32, "scores to float32")
     weights = ops.softmax(ledger, wide, "softmax")
     ledger.drop(wide)
     narrow = ops.cast(ledger, weights, s.stream, "attention weights, in the stream's type")
     ledger.drop(weights, masked)
-    if s.attention_dropout:
-        dropped = ops.dropout(ledger, narrow, "attention dropout")
-        ledger.drop(narrow)
-        narrow = dropped
+    narrow = _dropped(ledger, s.attention_dropout, narrow, "attention dropout")
 
     operand = ops.cast(ledger, narrow, COMPUTE, "attention weights to bfloat16")
     value_heads = values
     if not s.grouped:
         value_heads = ops.head_major(ledger, values, s, "values by head")
         ledger.drop(values)
-    relayout = None if s.one_sequence else "attention (backward): gradient by head"
-    heads = ops.batched_product(ledger, operand, value_heads, s.tokens_query, "attention", relayout)
-    ledger.drop(operand, value_heads)
-    out = _rows(ledger, heads)
-    ledger.drop(heads, keys, narrow)
+    out = _weighted_values(ledger, s, operand, value_heads)
+    ledger.drop(keys, narrow)
     return out
 
 
-def _rows(ledger, heads):
-    """``.transpose(1, 2).contiguous()``: a copy forward; the gradient is only viewed."""
+def _masked_scores(ledger, s, query_heads, key_heads):
+    """``matmul(query, key) * scaling + mask``; the operands go."""
+    products = ops.batched_product(ledger, query_heads, key_heads, s.scores, "scores")
+    ledger.drop(query_heads, key_heads)
+    scores = ops.scale(ledger, products, "scaled scores")
+    ledger.drop(products)
+    masked = ops.add_mask(ledger, scores, s.stream, "masked scores")
+    ledger.drop(scores)
+    return masked
+
+
+def _weighted_values(ledger, s, weights, value_heads):
+    """``matmul(weights, value).transpose(1, 2).contiguous()``; the operands go."""
+    relayout = None if s.one_sequence else "attention (backward): gradient by head"
+    heads = ops.batched_product(ledger, weights, value_heads, s.tokens_query, "attention", relayout)
+    ledger.drop(weights, value_heads)
     out = ledger.new(*heads.size, "attention output, in rows")
 
     def backward(gradient):
-        return [ledger.keep(gradient)]
+        return [ledger.keep(gradient)]  # only viewed
 
-    return ledger.record(out, [heads], (), backward)
+    ledger.record(out, [heads], (), backward)
+    ledger.drop(heads)
+    return out
+
+
+def _dropped(ledger, active, x, name):
+    """``nn.Dropout`` on ``x``, which goes; without dropout ``x`` itself."""
+    if not active:
+        return x
+    out = ops.dropout(ledger, x, name)
+    ledger.drop(x)
+    return out
 
 
 def llama_mlp(ledger, s, x):
@@ -214,10 +228,7 @@ def gpt2_attention(ledger, s, x):
     attended = attend(ledger, s, fused)
     weight, bias = Parameter("hidden*hidden"), Parameter("hidden")
     out = ops.linear(ledger, attended, weight, s.tokens_hidden, s.stream, "output projection", bias=bias)
-    if s.residual_dropout:
-        dropped = ops.dropout(ledger, out, "residual dropout")
-        ledger.drop(out)
-        out = dropped
+    out = _dropped(ledger, s.residual_dropout, out, "residual dropout")
     ledger.drop(attended, fused)
     return out
 
@@ -248,26 +259,15 @@ def gpt2_eager_attention(ledger, s, fused):
     query, key, value = _split(ledger, s, fused)
     query_heads = ops.head_major(ledger, query, s, "queries by head")
     key_heads = ops.head_major(ledger, key, s, "keys by head")
-    products = ops.batched_product(ledger, query_heads, key_heads, s.scores, "scores")
-    ledger.drop(query_heads, key_heads)
-    scores = ops.scale(ledger, products, "scaled scores")
-    ledger.drop(products)
-    masked = ops.add_mask(ledger, scores, s.stream, "masked scores")
-    ledger.drop(scores)
+    masked = _masked_scores(ledger, s, query_heads, key_heads)
     weights = ops.softmax(ledger, masked, "softmax")
     ledger.drop(masked)
     narrow = ops.cast(ledger, weights, COMPUTE, "attention weights to bfloat16")
     ledger.drop(weights)
-    if s.attention_dropout:
-        dropped = ops.dropout(ledger, narrow, "attention dropout")
-        ledger.drop(narrow)
-        narrow = dropped
+    narrow = _dropped(ledger, s.attention_dropout, narrow, "attention dropout")
     value_heads = ops.head_major(ledger, value, s, "values by head")
-    relayout = None if s.one_sequence else "attention (backward): gradient by head"
-    heads = ops.batched_product(ledger, narrow, value_heads, s.tokens_query, "attention", relayout)
-    ledger.drop(value_heads)
-    out = _rows(ledger, heads)
-    ledger.drop(heads, narrow, query, key, value)
+    out = _weighted_values(ledger, s, narrow, value_heads)
+    ledger.drop(query, key, value)
     return out
 
 
@@ -309,11 +309,7 @@ def gpt2_mlp(ledger, s, x):
         bias=Parameter("hidden"),
     )
     ledger.drop(activated)
-    if s.residual_dropout:
-        dropped = ops.dropout(ledger, out, "MLP dropout")
-        ledger.drop(out)
-        out = dropped
-    return out
+    return _dropped(ledger, s.residual_dropout, out, "MLP dropout")
 
 
 # -- Before the first layer and after the last -------------------------------------------------------
@@ -336,11 +332,7 @@ def embed(ledger, s):
         boolean = ledger.new("batch*seq*seq", 1, "causal mask, as booleans")
         kept.append(ledger.new("batch*seq*seq", s.stream, "causal mask"))
         ledger.drop(boolean)
-    if s.gpt2 and s.embedding_dropout:
-        dropped = ops.dropout(ledger, x, "embedding dropout")
-        ledger.drop(x)
-        x = dropped
-    return x, kept
+    return _dropped(ledger, s.gpt2 and s.embedding_dropout, x, "embedding dropout"), kept
 
 
 def embedding_backward(ledger, s, gradient, token_table, position_table):
