@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from operator import mul
 
 from utils.cuda_memory import (
     CONTEXT_BYTES,
@@ -62,6 +63,7 @@ class _Sizes(dict):
         model, batch, seq = setup.architecture, setup.micro_batch, setup.seq_len
         tokens, hidden = batch * seq, model.hidden_size
         query, kv = model.query_size, model.key_value_size
+        self.candidates: dict = {}  # stage -> its largest instant
         self.elements = {
             "one": 1,
             "tokens": tokens,
@@ -107,17 +109,24 @@ class _Sizes(dict):
         return n_bytes
 
     def total(self, counts) -> int:
-        return sum(self[size] * count for size, count in counts.items())
+        # The innermost loop of a forecast: without a Python frame for each size.
+        return sum(map(mul, map(self.__getitem__, counts), counts.values()))
 
     def peak(self, stages, itemsize: int, fixed: dict[str, int]) -> _Peak:
-        """The largest instant of a phase, and its owners beside those of ``fixed``."""
+        """The largest instant of a phase, and its owners beside those of ``fixed``.
+
+        What other stages have left is the same for all instants of a stage, so each stage has one candidate.
+        """
         best, largest = None, -1
-        for where, left, instants in stages:
-            base = sum(times * self.total(counts) for times, counts in left)
-            for name, counts in instants:
-                n_bytes = base + self.total(counts)
-                if n_bytes > largest:
-                    largest, best = n_bytes, (f"{where}: {name}", (*left, (1, counts)))
+        for where, left, stage in stages:
+            if stage not in self.candidates:
+                totals = [self.total(counts) for _, counts in stage.instants]
+                most = max(totals)
+                self.candidates[stage] = (most, *stage.instants[totals.index(most)])
+            n_bytes, name, counts = self.candidates[stage]
+            n_bytes += sum(times * self.total(other) for times, other in left)
+            if n_bytes > largest:
+                largest, best = n_bytes, (f"{where}: {name}", (*left, (1, counts)))
         instant, alive = best
         terms = dict(fixed)
         for times, counts in alive:
@@ -125,9 +134,6 @@ class _Sizes(dict):
                 owner = _owner(size, itemsize)
                 terms[owner] = terms.get(owner, 0) + times * count * self[size]
         return _Peak(instant, terms)
-
-
-# -- The forecast ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,17 +224,17 @@ def forecast(setup: TrainingSetup) -> Forecast:
 
 
 def _forward_stages(step, layers):
-    """``(where, what other stages have left as (how often, counts), this stage's instants)``."""
+    """``(where, what other stages have left as (how often, counts), this stage)``."""
     for finished in (0, layers - 1):
         left = ((finished, step.layer_forward.leaves), (finished, step.autocast_copies), (1, step.kept))
-        yield f"forward, layer {finished + 1}", left, step.layer_forward.instants
+        yield f"forward, layer {finished + 1}", left, step.layer_forward
     left = ((layers, step.layer_forward.leaves), (layers, step.autocast_copies), (1, step.kept_for_backward))
-    yield "forward, head", left, step.head_forward.instants
+    yield "forward, head", left, step.head_forward
 
 
 def _backward_stages(step, layers):
     left = ((layers, step.layer_forward.leaves), (1, step.kept_for_backward))
-    yield "backward, head", left, step.head_backward.instants
+    yield "backward, head", left, step.head_backward
     for below in (layers - 1, 0):
         left = (
             (1, step.head_backward.leaves),
@@ -236,9 +242,9 @@ def _backward_stages(step, layers):
             (below, step.layer_forward.leaves),
             (layers - 1 - below, step.layer_backward.leaves),
         )
-        yield f"backward, layer {below + 1}", left, step.layer_backward.instants
+        yield f"backward, layer {below + 1}", left, step.layer_backward
     left = ((1, step.before_embed_backward), (layers, step.layer_backward.leaves))
-    yield "backward, embedding", left, step.embed_backward.instants
+    yield "backward, embedding", left, step.embed_backward
 
 
 def _add(*parts):

@@ -23,7 +23,7 @@ from utils import layers
 from utils.ledger import Ledger, Node, Parameter
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared and hashed as the object it is
 class Stage:
     """One stage of the step: its undominated instants ``(name, {size: count})`` and what it leaves."""
 
@@ -70,18 +70,29 @@ def replay(structure, checkpointed, accumulating):
 
 
 def undominated(instants):
-    """The instants that some assignment of sizes could make the largest (no other covers them)."""
+    """The instants that some assignment of dimensions could make the largest (no other covers them).
+
+    Two bytes an element and four are compared with each other; blocks of 512 bytes are not seen here.
+    """
     kept = []
     for name, counts in instants:
-        if any(_covers(other, counts) for _, other in kept):
+        weights = _bytes_by_dims(counts)
+        if any(_covers(other, weights) for _, _, other in kept):
             continue
-        kept = [(n, other) for n, other in kept if not _covers(counts, other)]
-        kept.append((name, {size: count for size, count in counts.items() if count}))
-    return tuple(kept)
+        kept = [one for one in kept if not _covers(weights, one[2])]
+        kept.append((name, {size: count for size, count in counts.items() if count}, weights))
+    return tuple((name, counts) for name, counts, _ in kept)
+
+
+def _bytes_by_dims(counts):
+    weights = {}
+    for (dims, itemsize), count in counts.items():
+        weights[dims] = weights.get(dims, 0) + itemsize * count
+    return weights
 
 
 def _covers(larger, smaller):
-    return all(larger.get(size, 0) >= count for size, count in smaller.items())
+    return all(larger.get(dims, 0) >= weight for dims, weight in smaller.items())
 
 
 def _minus(counts, *sizes):
