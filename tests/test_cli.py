@@ -195,7 +195,7 @@ def test_a_missing_field_is_named(refused, missing):
     ("content", "error"),
     [
         (b"", "setup.json:1: not valid JSON: Expecting value (column 1)"),
-        (b'{\n"model": "gpt2-1.5b",\n}', "setup.json:3: not valid JSON: "),
+        (b'{\n"model": "gpt2-1.5b"\n"seq_len": 1}', "setup.json:3: not valid JSON: "),
         (b"[]", "setup.json: a JSON object is required"),
         (b"4096", "setup.json: a JSON object is required"),
         (b'{"seq_len": 1, "seq_len": 2}', "setup.json: not valid JSON: seq_len given more than once"),

@@ -133,7 +133,7 @@ def test_a_record_says_what_is_wrong_with_it(changes, error):
         (4, "echo,", "training-step,", "setup: "),
         (5, '"{""behav', '"{"behav', "not a CSV row"),
         (5, "NVIDIA H200", '"NVIDIA H200', "not a CSV row"),
-        (6, "no room", "no\x00room", "reason: "),
+        (6, "no room", "no\x07room", "reason: "),
     ],
 )
 def test_a_damaged_row_is_named_by_file_and_line(path, line, old, new, error):
