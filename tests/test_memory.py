@@ -86,6 +86,8 @@ LLAMA = {
 CONFIGS = {
     "llama": {"model_type": "llama", **LLAMA},
     "llama, tied, no groups": {"model_type": "llama", **LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "llama, biased": {"model_type": "llama", **LLAMA, "attention_bias": True, "mlp_bias": True},
+    "mistral, wide heads": {"model_type": "mistral", **LLAMA, "head_dim": 64, "sliding_window": None},
     "qwen2": {"model_type": "qwen2", **LLAMA},
     "qwen3": {"model_type": "qwen3", **LLAMA},
 }
@@ -99,6 +101,8 @@ CASES = [
     {"config": "llama, tied, no groups", "attention": "eager", "precision": "fp32-autocast"},
     {"config": "llama, tied, no groups", "attention": "eager", "micro_batch": 1},
     {"config": "llama, tied, no groups", "attention": "sdpa", "gradient_accumulation": 2, "checkpointing": "full"},
+    {"config": "llama, biased", "attention": "sdpa", "micro_batch": 4},
+    {"config": "mistral, wide heads", "attention": "eager", "checkpointing": "full", "gradient_accumulation": 2},
     {"config": "qwen2", "attention": "eager"},
     {"config": "qwen3", "attention": "sdpa"},
     {"config": "qwen3", "attention": "eager", "precision": "fp32-autocast"},
