@@ -168,7 +168,7 @@ def forecast_report(rows: Iterable[records.Record], style: str = "text") -> str:
     machines = ", ".join(dict.fromkeys(f"{one.gpu} (torch {one.torch})" for one in comparisons))
     parts = [
         table([header, *lines], style),
-        f"{total.rows} setups on {machines}: absolute error of the peak median {100 * total.median_error:.2f} %, "
+        f"{total.rows} setups on {machines}: absolute error of the peak median {100 * total.median_error:.3f} %, "
         f"worst {100 * total.worst_error:.2f} %; deciding phase right in {100 * total.phases_right:.1f} %",
     ]
     too_large = [
