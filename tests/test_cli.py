@@ -445,7 +445,7 @@ def test_report_forecast_in_three_styles(run, refused, rows, tmp_path, monkeypat
     code, out, err = run("report", "forecast")
     assert (code, err) == (0, "")
     assert "+1.0 %" in out and "-3.0 %" in out and "backward (wrong)" in out and "fits (wrong)" in out
-    assert "3 setups on NVIDIA H200 (torch 2.13.0): absolute error of the peak median 1.00 %, worst 3.00 %" in out
+    assert "3 setups on NVIDIA H200 (torch 2.13.0): absolute error of the peak median 1.000 %, worst 3.00 %" in out
     assert "deciding phase right in 66.7 %" in out
     assert run("report", "forecast", "--markdown")[1].startswith("| model | setup | measured |")
     lines = run("report", "forecast", "--csv")[1].splitlines()
