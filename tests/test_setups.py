@@ -89,8 +89,10 @@ def test_every_problem_is_named_at_once():
 
 
 def test_fields_that_exclude_each_other():
-    assert errors(offload_optimizer="cpu") == ["offload_optimizer: 'cpu' needs DeepSpeed; zero_stage 1, 2 or 3"]
-    assert errors(offload_parameters="cpu", zero_stage=2) == ["offload_parameters: 'cpu' needs zero_stage 3"]
+    needs = "offload_optimizer: 'cpu' needs DeepSpeed with zero_stage 1, 2 or 3"
+    assert errors(offload_optimizer="cpu") == errors(offload_optimizer="cpu", zero_stage=0) == [needs]
+    needs = "offload_parameters: 'cpu' needs DeepSpeed with zero_stage 3"
+    assert errors(offload_parameters="cpu") == errors(offload_parameters="cpu", zero_stage=2) == [needs]
     assert errors(lora_rank=8) == ["lora_rank: 8 is not allowed with method 'full'; lora or qlora"]
     assert [line.split(":")[0] for line in errors(method="lora")] == ["lora_rank", "lora_targets"]
 

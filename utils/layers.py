@@ -27,6 +27,7 @@ class Structure:
     attention: str  # "eager" | "sdpa"
     stream: int  # bytes an element of the residual stream and of the parameters: 2 or 4
     grouped: bool  # fewer key heads than query heads
+    one_key_head: bool  # a single key head for all query heads
     one_sequence: bool  # a micro-batch of one
     qkv_bias: bool
     output_bias: bool
@@ -58,7 +59,7 @@ def decoder_layer(ledger, s, x):
 def llama_layer(ledger, s, x):
     """``LlamaDecoderLayer.forward``."""
     normed = ops.rms_norm(ledger, x, Parameter("hidden"), "tokens", s.stream, "input norm")
-    attended = llama_attention(ledger, s, normed)
+    attended, weights = llama_attention(ledger, s, normed)
     ledger.drop(normed)
     middle = ops.add(ledger, x, attended, "residual after attention")
     ledger.drop(attended)
@@ -67,12 +68,15 @@ def llama_layer(ledger, s, x):
     fed = llama_mlp(ledger, s, normed)
     ledger.drop(normed)
     out = ops.add(ledger, middle, fed, "residual after the MLP")
-    ledger.drop(fed, middle)
+    ledger.drop(fed, middle, *weights)
     return out
 
 
 def llama_attention(ledger, s, x):
-    """``LlamaAttention.forward`` (and Qwen3's, which normalises each query and key head)."""
+    """``LlamaAttention.forward`` (and Qwen3's, which normalises each query and key head).
+
+    Returns the output and, in a tuple, the attention weights, if they exist: the layer holds them to its end.
+    """
 
     def project(name, out_dims, columns, relayout):
         bias = Parameter(columns) if s.qkv_bias else None
@@ -98,17 +102,17 @@ def llama_attention(ledger, s, x):
     ledger.drop(query, key)
 
     attend = llama_eager_attention if s.attention == "eager" else sdpa_attention
-    attended = attend(ledger, s, rotated_query, rotated_key, value)
+    attended, weights = attend(ledger, s, rotated_query, rotated_key, value)
     bias = Parameter("hidden") if s.output_bias else None
     weight = Parameter("hidden*query")
     out = ops.linear(ledger, attended, weight, s.tokens_hidden, s.stream, "output projection", bias=bias)
     ledger.drop(attended, rotated_query, rotated_key, value)
-    return out
+    return out, weights
 
 
 def sdpa_attention(ledger, s, query, key, value):
     """``sdpa_attention_forward``: no mask, ``is_causal`` instead; the output is already in rows."""
-    return ops.fused_attention(ledger, query, key, value, s, "attention")
+    return ops.fused_attention(ledger, query, key, value, s, "attention"), ()
 
 
 def llama_eager_attention(ledger, s, query, key, value):
@@ -139,8 +143,8 @@ def llama_eager_attention(ledger, s, query, key, value):
         value_heads = ops.head_major(ledger, values, s, "values by head")
         ledger.drop(values)
     out = _weighted_values(ledger, s, operand, value_heads)
-    ledger.drop(keys, narrow)
-    return out
+    ledger.drop(keys)
+    return out, (narrow,)
 
 
 def _masked_scores(ledger, s, query_heads, key_heads):
@@ -202,14 +206,14 @@ def llama_mlp(ledger, s, x):
 def gpt2_block(ledger, s, x):
     """``GPT2Block.forward``."""
     normed = ops.layer_norm(ledger, x, Parameter("hidden"), Parameter("hidden"), "tokens", "first norm")
-    attended = gpt2_attention(ledger, s, normed)
+    attended, weights = gpt2_attention(ledger, s, normed)
     middle = ops.add(ledger, x, attended, "residual after attention")
     ledger.drop(normed)
 
     normed = ops.layer_norm(ledger, middle, Parameter("hidden"), Parameter("hidden"), "tokens", "second norm")
     fed = gpt2_mlp(ledger, s, normed)
     out = ops.add(ledger, middle, fed, "residual after the MLP")
-    ledger.drop(normed, middle, attended, fed)
+    ledger.drop(normed, middle, attended, fed, *weights)
     return out
 
 
@@ -225,12 +229,12 @@ def gpt2_attention(ledger, s, x):
         bias=Parameter("3*hidden"),
     )
     attend = gpt2_eager_attention if s.attention == "eager" else gpt2_fused_attention
-    attended = attend(ledger, s, fused)
+    attended, weights = attend(ledger, s, fused)
     weight, bias = Parameter("hidden*hidden"), Parameter("hidden")
     out = ops.linear(ledger, attended, weight, s.tokens_hidden, s.stream, "output projection", bias=bias)
     out = _dropped(ledger, s.residual_dropout, out, "residual dropout")
     ledger.drop(attended, fused)
-    return out
+    return out, weights
 
 
 def gpt2_fused_attention(ledger, s, fused):
@@ -251,7 +255,7 @@ def gpt2_fused_attention(ledger, s, fused):
 
     ledger.record(out, [fused], ledger.save(fused, out, log_sum_exp), backward)
     ledger.drop(log_sum_exp)
-    return out
+    return out, ()
 
 
 def gpt2_eager_attention(ledger, s, fused):
@@ -266,9 +270,9 @@ def gpt2_eager_attention(ledger, s, fused):
     ledger.drop(weights)
     narrow = _dropped(ledger, s.attention_dropout, narrow, "attention dropout")
     value_heads = ops.head_major(ledger, value, s, "values by head")
-    out = _weighted_values(ledger, s, narrow, value_heads)
+    out = _weighted_values(ledger, s, ledger.keep(narrow), value_heads)
     ledger.drop(query, key, value)
-    return out
+    return out, (narrow,)
 
 
 def _split(ledger, s, fused):
@@ -351,17 +355,19 @@ def embedding_backward(ledger, s, gradient, token_table, position_table):
     ledger.deliver(token_table, table)
 
 
-def head(ledger, s, x, head_weight):
-    """Final norm, logits, loss. Returns the log-probabilities that backward starts from, and the logits.
+def final_norm(ledger, s, x):
+    """The norm after the last layer, still inside the model's ``forward``."""
+    if s.gpt2:
+        return ops.layer_norm(ledger, x, Parameter("hidden"), Parameter("hidden"), "tokens", "final norm")
+    return ops.rms_norm(ledger, x, Parameter("hidden"), "tokens", s.stream, "final norm")
+
+
+def head(ledger, s, normed, head_weight):
+    """Logits and loss. Returns the log-probabilities that backward starts from, and the logits.
 
     ``ForCausalLMLoss`` casts the logits to float32, ``cross_entropy`` makes log-probabilities of the
     same size and saves them; the caller's ``outputs`` keeps the logits themselves.
     """
-    if s.gpt2:
-        normed = ops.layer_norm(ledger, x, Parameter("hidden"), Parameter("hidden"), "tokens", "final norm")
-    else:
-        normed = ops.rms_norm(ledger, x, Parameter("hidden"), "tokens", s.stream, "final norm")
-    ledger.drop(x)
     logits = ops.linear(ledger, normed, head_weight, s.tokens_vocab, s.stream, "logits")
     wide = ops.cast(ledger, logits, FLOAT32, "logits to float32")
     log_probabilities = ledger.new(s.tokens_vocab, FLOAT32, "log-probabilities")

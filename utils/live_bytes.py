@@ -3,6 +3,10 @@
 The allocator's counters exist on CUDA alone. `LiveBytes` sees every operation through PyTorch's dispatcher instead,
 books the storage of each new tensor, and books it out when the storage is freed. What a kernel allocates and frees
 inside (workspaces, partial sums) does not pass the dispatcher and is not counted; neither is rounding to blocks.
+
+Watching changes one thing: under a dispatch mode autograd adds two gradients of a tensor into a new one, where it
+would otherwise add in place. A float32 table that is tied, and so has two gradients, counts one copy too many at the
+end of the backward pass.
 """
 
 from __future__ import annotations

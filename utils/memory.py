@@ -228,8 +228,9 @@ def _forward_stages(step, layers):
     for finished in (0, layers - 1):
         left = ((finished, step.layer_forward.leaves), (finished, step.autocast_copies), (1, step.kept))
         yield f"forward, layer {finished + 1}", left, step.layer_forward
-    left = ((layers, step.layer_forward.leaves), (layers, step.autocast_copies), (1, step.kept_for_backward))
-    yield "forward, head", left, step.head_forward
+    left = ((layers, step.layer_forward.leaves), (layers, step.autocast_copies))
+    yield "forward", (*left, (1, step.kept)), step.final_norm
+    yield "forward, head", (*left, (1, step.kept_for_backward)), step.head_forward
 
 
 def _backward_stages(step, layers):
@@ -273,6 +274,7 @@ def _structure(setup: TrainingSetup, itemsize: int) -> Structure:
         attention=setup.attention,
         stream=itemsize,
         grouped=model.kv_heads < model.heads,
+        one_key_head=model.kv_heads == 1,
         one_sequence=setup.micro_batch == 1,
         qkv_bias=model.qkv_bias,
         output_bias=model.output_bias,
@@ -303,10 +305,16 @@ def _check_modelled(setup: TrainingSetup):
         if getattr(setup, name) not in allowed
     ]
     window = setup.architecture.sliding_window
-    if setup.attention == "sdpa" and window is not None and setup.seq_len > window:
+    if setup.attention == "sdpa" and window is not None and setup.seq_len >= window:
+        # transformers then passes a mask, and another kernel runs on repeated keys and values.
         errors.append(
-            f"seq_len: no forecast yet for {setup.seq_len} with sdpa beyond the sliding window of {setup.model}; "
-            f"up to {window}, or attention 'eager'"
+            f"seq_len: no forecast yet for {setup.seq_len} with sdpa where the sliding window of {setup.model} counts; "
+            f"below {window}, or attention 'eager'"
+        )
+    if setup.attention == "sdpa" and setup.architecture.head_dim > 256:
+        errors.append(
+            f"model: no forecast yet for {setup.model} with sdpa, with heads of {setup.architecture.head_dim}: "
+            "no fused kernel takes them; up to 256, or attention 'eager'"
         )
     if errors:
         raise SetupError(*errors)

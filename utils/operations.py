@@ -261,11 +261,17 @@ def fused_attention(ledger, q, k, v, dims, name):
 
 
 def repeat_kv(ledger, x, dims, name):
-    """``repeat_kv``: a copy of the keys or values for every query head that shares them."""
+    """``repeat_kv``: a copy of the keys or values for every query head that shares them.
+
+    One key head of one sequence is expanded without a copy.
+    """
     if not dims.grouped:
         return ledger.keep(x)
     kv_dims, itemsize = x.size
-    out = ledger.new(dims.tokens_query, itemsize, name)
+    if dims.one_key_head and dims.one_sequence:
+        out = ledger.view(x, dims.tokens_query)
+    else:
+        out = ledger.new(dims.tokens_query, itemsize, name)
 
     def backward(gradient):
         return [ledger.new(kv_dims, itemsize, name + " (backward): sum over the group")]

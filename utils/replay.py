@@ -39,6 +39,7 @@ class Step:
     kept_for_backward: dict  # of these, what recomputation needs as an argument: the causal mask
     autocast_copies: dict  # cast weights of one layer that only autocast's cache keeps
     layer_forward: Stage  # leaves: the saved tensors of one layer
+    final_norm: Stage  # leaves: nothing that the head's stage does not count
     head_forward: Stage  # leaves: the logits and what the head's backward pass needs
     head_backward: Stage  # leaves: the logits and the gradients of the head's weights
     layer_backward: Stage  # leaves: the gradients of one layer's weights
@@ -50,15 +51,16 @@ class Step:
 def replay(structure, checkpointed, accumulating):
     """Replay a step of ``structure``. ``checkpointed``: every layer recomputes its activations.
     ``accumulating``: the weights have gradients already (a later micro-step)."""
-    layer_forward, autocast_copies = _layer_forward(structure, checkpointed)
-    head_forward, head_backward = _head(structure, accumulating)
+    layer_forward, autocast_copies, saves_input = _layer_forward(structure, checkpointed)
+    final_norm, head_forward, head_backward = _head(structure, accumulating)
     return Step(
-        kept=_kept(structure, layer_forward),
+        kept=_kept(structure, saves_input),
         kept_for_backward=(
             {("batch*seq*seq", structure.stream): 1} if checkpointed and structure.attention == "eager" else {}
         ),
         autocast_copies=autocast_copies,
         layer_forward=layer_forward,
+        final_norm=final_norm,
         head_forward=head_forward,
         head_backward=head_backward,
         layer_backward=_layer_backward(structure, checkpointed, accumulating),
@@ -114,11 +116,11 @@ def _input(ledger, s):
     return x
 
 
-def _kept(s, layer_forward):
+def _kept(s, saves_input):
     ledger = Ledger()
     x, _ = layers.embed(ledger, s)
     ledger.drop(x)
-    if not s.gpt2 and _hidden(s) in layer_forward.leaves:
+    if saves_input and not s.gpt2:
         # The first layer saves its input, which is inputs_embeds itself: count it there.
         return _minus(ledger.snapshot(), _hidden(s))
     return ledger.snapshot()
@@ -137,7 +139,7 @@ def _layer_forward(s, checkpointed):
     leaves = ledger.snapshot()
     copies = {size: count - leaves.get(size, 0) for size, count in in_context.items()}
     copies = {size: count for size, count in copies.items() if count}
-    return Stage(undominated(ledger.instants), leaves), copies
+    return Stage(undominated(ledger.instants), leaves), copies, x.owners > 0
 
 
 def _layer_backward(s, checkpointed, accumulating):
@@ -152,11 +154,14 @@ def _layer_backward(s, checkpointed, accumulating):
     out = layers.decoder_layer(ledger, s, x)
     ledger.saves_wanted = None
     ledger.end_autocast()
-    ledger.drop(x, out)
+    ledger.drop(out)
     if not checkpointed:
+        ledger.drop(x)
         ledger.instants.clear()
         gradient = ledger.new(*_hidden(s), "gradient of the layer's output")
     ledger.backward(out, gradient)
+    if checkpointed:
+        ledger.drop(x)  # kept by the checkpoint's frame, which goes with the layer's last saved tensor
     return Stage(undominated(ledger.instants), _minus(ledger.snapshot(), _hidden(s)))
 
 
@@ -167,12 +172,16 @@ def _head_weight(s):
 def _head(s, accumulating):
     ledger = Ledger(accumulating=accumulating)
     x = _input(ledger, s)
-    log_probabilities, logits = layers.head(ledger, s, x, _head_weight(s))
+    normed = layers.final_norm(ledger, s, x)
+    ledger.drop(x)
+    final_norm = Stage(undominated(ledger.instants), {})
+    ledger.instants.clear()
+    log_probabilities, _ = layers.head(ledger, s, normed, _head_weight(s))
     ledger.end_autocast()
     forward = Stage(undominated(ledger.instants), ledger.snapshot())
     ledger.instants.clear()
     ledger.backward(log_probabilities, ledger.new("one", 4, "gradient of the loss"))
-    return forward, Stage(undominated(ledger.instants), _minus(ledger.snapshot(), _hidden(s)))
+    return final_norm, forward, Stage(undominated(ledger.instants), _minus(ledger.snapshot(), _hidden(s)))
 
 
 def _embed_backward(s, accumulating):

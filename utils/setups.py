@@ -133,12 +133,10 @@ class TrainingSetup:
 
     def _check_combination(self) -> list[str]:
         errors = []
-        if self.zero_stage is None:
-            for name in ("offload_optimizer", "offload_parameters"):
-                if getattr(self, name) in ("cpu", "nvme"):
-                    errors.append(f"{name}: {getattr(self, name)!r} needs DeepSpeed; zero_stage 1, 2 or 3")
-        elif self.offload_parameters in ("cpu", "nvme") and self.zero_stage != 3:
-            errors.append(f"offload_parameters: {self.offload_parameters!r} needs zero_stage 3")
+        if self.offload_optimizer in ("cpu", "nvme") and self.zero_stage in (None, 0):
+            errors.append(f"offload_optimizer: {self.offload_optimizer!r} needs DeepSpeed with zero_stage 1, 2 or 3")
+        if self.offload_parameters in ("cpu", "nvme") and self.zero_stage != 3:
+            errors.append(f"offload_parameters: {self.offload_parameters!r} needs DeepSpeed with zero_stage 3")
         return errors
 
     @property
