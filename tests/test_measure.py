@@ -276,3 +276,20 @@ def test_a_setup_whose_run_was_killed_is_taken_over_by_the_other(echo, tmp_path)
     wait_for(lambda: starts(log) == ["start 1", "start 1"])
     second.send_signal(signal.SIGINT)
     assert (first.wait(timeout=10), second.wait(timeout=10)) == (-signal.SIGKILL, 130)
+
+
+def test_training_step_refuses_what_its_worker_would_leave_out(tmp_path):
+    from utils import experiments
+    from utils.setups import TrainingSetup
+
+    experiment = experiments.get("training-step")
+    plain = {"model": "gpt2-124m", "seq_len": 1024, "micro_batch": 1}
+    assert experiment.refuse(TrainingSetup(**plain)) == []
+    beyond = {"zero_stage": 2, "world_size": 2, "liger": True, "precision": "bf16-master", "attention": "flash"}
+    for field, value in {**beyond, "seq_len": 2048}.items():
+        setup = TrainingSetup(**{**plain, field: value})
+        (line,) = experiment.refuse(setup)
+        assert line.startswith(f"{field}: ")
+        with pytest.raises(measure.MeasureError, match=field):
+            measure.run(experiment, [setup], folder=tmp_path, device="cpu")
+    assert not list(tmp_path.iterdir())

@@ -364,3 +364,11 @@ def test_merge_says_which_commit_was_measured_where_the_rows_do_not_know(path, t
         (1, "0" * 40),
         (2, "a" * 40),
     }
+
+
+def test_merge_refuses_what_nobody_can_reproduce(tmp_path):
+    source = tmp_path / "copy" / "echo.csv"
+    records.append(source, run(1, commit="a" * 40 + "-dirty"))
+    with pytest.raises(records.RecordError, match="uncommitted changes"):
+        records.merge(source, tmp_path / "data")
+    assert not (tmp_path / "data").exists()

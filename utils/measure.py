@@ -220,6 +220,8 @@ def run(
     if device == "cpu" and folder.resolve() == records.DATA:
         raise MeasureError("--device: 'cpu': data/ holds GPU measurements only; leave out --out for data/local")
     setups = list(dict.fromkeys(experiment.setups() if setups is None else setups))
+    if refused := list(dict.fromkeys(line for setup in setups for line in experiment.refuse(setup))):
+        raise MeasureError(*refused)
     path = records.path_of(experiment.name, folder)
     stream = sys.stderr if stream is None else stream
     if path.exists():

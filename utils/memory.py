@@ -20,7 +20,6 @@ file unchanged.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from operator import mul
 
@@ -36,7 +35,7 @@ from utils.cuda_memory import (
 from utils.layers import COMPUTE, Structure
 from utils.optimizer_memory import optimizer_state_bytes, optimizer_temporary_bytes, parameter_bytes
 from utils.replay import replay
-from utils.setups import SetupError, TrainingSetup
+from utils.setups import PLAIN_PYTORCH, SetupError, TrainingSetup
 
 PHASES = ("forward", "backward", "step")
 
@@ -287,23 +286,8 @@ def _structure(setup: TrainingSetup, itemsize: int) -> Structure:
     )
 
 
-# Fields of a setup whose other values arrive with their chapters.
-_MODELLED = {
-    "world_size": (1,),
-    "zero_stage": (None,),
-    "precision": ("bf16", "fp32-autocast"),
-    "attention": ("eager", "sdpa"),
-    "liger": (False,),
-    "method": ("full",),
-}
-
-
 def _check_modelled(setup: TrainingSetup):
-    errors = [
-        f"{name}: no forecast yet for {json.dumps(getattr(setup, name))}; {' or '.join(map(json.dumps, allowed))}"
-        for name, allowed in _MODELLED.items()
-        if getattr(setup, name) not in allowed
-    ]
+    errors = setup.beyond(PLAIN_PYTORCH, "no forecast yet for")
     window = setup.architecture.sliding_window
     if setup.attention == "sdpa" and window is not None and setup.seq_len >= window:
         # transformers then passes a mask, and another kernel runs on repeated keys and values.

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from utils import experiments
+from utils import experiments, models
 from utils.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -397,7 +397,8 @@ def merge(file: Path, folder: Path = DATA, commit: str | None = None) -> tuple[P
 
     `commit` is written into rows whose own commit is unknown, because they were measured on a copy without git.
     Returns the file written, the rows added and the rows skipped. Raises `RecordError` if a row of either file is
-    damaged, or was measured on the CPU: then nothing is written.
+    damaged, was measured on the CPU or with uncommitted changes, or is of a model without a name: then nothing is
+    written.
     """
     rows = read_file(file)
     if not rows:
@@ -407,6 +408,14 @@ def merge(file: Path, folder: Path = DATA, commit: str | None = None) -> tuple[P
         raise RecordError(f"{shown(file)}: rows of several experiments: {', '.join(found)}")
     if any(record.gpu == "cpu" for record in rows):
         raise RecordError(f"{shown(file)}: rows measured on the CPU; data/ holds GPU measurements only")
+    if any(record.commit.endswith("-dirty") for record in rows):
+        raise RecordError(f"{shown(file)}: rows measured with uncommitted changes; commit them and measure again")
+    own = sorted({setup.model for setup in map(setup_of, rows) if hasattr(setup, "model")} - set(models.names()))
+    if own:
+        # A path means nothing on another machine, and its file may change.
+        raise RecordError(
+            f"{shown(file)}: rows of {', '.join(own)}; data/ holds models that have a name, see models.py"
+        )
     if commit:
         rows = [dataclasses.replace(row, commit=commit) if row.commit == "unknown" else row for row in rows]
     path = path_of(found[0], folder)

@@ -23,6 +23,17 @@ OFFLOAD = ("none", "cpu", "nvme")
 METHODS = ("full", "lora", "qlora")
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+# What plain PyTorch on one GPU is: the values that the forecast models and the experiments run so far. The others
+# arrive with their chapters.
+PLAIN_PYTORCH = {
+    "world_size": (1,),
+    "zero_stage": (None,),
+    "precision": ("bf16", "fp32-autocast"),
+    "attention": ("eager", "sdpa"),
+    "liger": (False,),
+    "method": ("full",),
+}
+
 _CHOICES = {
     "precision": PRECISIONS,
     "attention": ATTENTIONS,
@@ -161,6 +172,14 @@ class TrainingSetup:
                 "whose position table has no row for the rest: the model would fail"
             ]
         return []
+
+    def beyond(self, known: dict[str, tuple], what: str) -> list[str]:
+        """One line for each field whose value is not among the `known` ones; `what` says what that means."""
+        return [
+            f"{name}: {what} {json.dumps(getattr(self, name))}; allowed: {' or '.join(map(json.dumps, values))}"
+            for name, values in known.items()
+            if getattr(self, name) not in values
+        ]
 
     @classmethod
     def from_dict(cls, values: dict) -> TrainingSetup:

@@ -25,6 +25,7 @@ class Experiment:
     `method_version` is raised when the worker changes in a way that changes numbers: rows of an older method are kept,
     and measured again. `metrics` maps a metric to its unit; the first is the headline, which every run has a row for,
     also when it failed. `setup_type` is a frozen dataclass with `from_dict`, `to_dict` and `canonical`.
+    `refuse` says, one line each, why a setup cannot be measured: what the worker would silently leave out must be here.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Experiment:
     metrics: dict[str, str]
     setup_type: type
     setups: Callable[[], list]
+    refuse: Callable[[object], list[str]] = lambda setup: []
 
     @property
     def headline(self) -> str:

@@ -7,7 +7,7 @@ GPU of about 140 GiB; on a smaller one more of the rows read "out of memory", wh
 from __future__ import annotations
 
 from utils.experiments import Experiment
-from utils.setups import TrainingSetup
+from utils.setups import PLAIN_PYTORCH, TrainingSetup
 
 
 def _setup(model: str, seq_len: int, micro_batch: int = 1, **fields) -> TrainingSetup:
@@ -121,6 +121,17 @@ def setups() -> list[TrainingSetup]:
     ]
 
 
+def refuse(setup: TrainingSetup) -> list[str]:
+    """Why the worker, which is plain PyTorch, cannot run a setup; empty if it can."""
+    errors = setup.beyond(PLAIN_PYTORCH, "training-step does not run")
+    longest = setup.architecture.max_positions
+    if setup.architecture.learned_positions and setup.seq_len > longest:
+        errors.append(
+            f"seq_len: {setup.model} cannot take {setup.seq_len}; up to {longest}, the rows of its position table"
+        )
+    return errors
+
+
 EXPERIMENT = Experiment(
     name="training-step",
     worker="utils.workers.training_step",
@@ -137,4 +148,5 @@ EXPERIMENT = Experiment(
     },
     setup_type=TrainingSetup,
     setups=setups,
+    refuse=refuse,
 )

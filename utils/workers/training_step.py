@@ -19,6 +19,7 @@ import time
 import torch
 
 from utils import launch
+from utils.experiments.training_step import refuse
 from utils.live_bytes import LiveBytes
 from utils.measure import device_bytes_of_this_process, metric
 from utils.setups import TrainingSetup
@@ -194,6 +195,9 @@ def _prepare(setup: TrainingSetup) -> None:
 
 def main(payload: dict) -> None:
     setup = TrainingSetup.from_dict(payload["setup"])
+    if refused := refuse(setup):
+        launch.emit("failed", reason="; ".join(refused))
+        return
     device = payload["device"]
     if device == "cuda":
         _prepare(setup)
