@@ -1,6 +1,7 @@
 """Write a new chapter in the shape of all the others: `python -m tools.new_chapter 05_topic "Title of the topic"`.
 
-Each kind of cell but the recorded one is there, with its tags and metadata, and the page passes the lint as soon as it is executed.
+Each kind of cell but the recorded one is there, with its tags and metadata, and the page passes the lint as soon as
+it is executed.
 """
 
 from __future__ import annotations
