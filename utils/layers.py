@@ -320,23 +320,23 @@ def gpt2_mlp(ledger, s, x):
 
 
 def embed(ledger, s):
-    """The model's ``forward`` before its layers: ``(first hidden state, tensors alive till the logits)``.
+    """The model's ``forward`` before its layers; returns the first hidden state.
 
-    Python keeps ``inputs_embeds``, the rotary tables (which backward needs too) and the causal mask.
+    What Python keeps till the logits is never dropped here: the embeddings and the causal mask. (The rotary tables,
+    which backward needs too, are added in utils.memory.)
     """
     if s.gpt2:
-        tokens = ledger.new(s.tokens_hidden, s.stream, "token embeddings")
-        positions = ledger.new("seq*hidden", s.stream, "position embeddings")
+        ledger.new(s.tokens_hidden, s.stream, "token embeddings")
+        ledger.new("seq*hidden", s.stream, "position embeddings")
         x = ledger.new(s.tokens_hidden, s.stream, "sum of the embeddings")
-        kept = [tokens, positions]
     else:
         x = ledger.new(s.tokens_hidden, s.stream, "token embeddings")
-        kept = [ledger.keep(x)]
+        ledger.keep(x)  # inputs_embeds
     if s.attention == "eager":
         boolean = ledger.new("batch*seq*seq", 1, "causal mask, as booleans")
-        kept.append(ledger.new("batch*seq*seq", s.stream, "causal mask"))
+        ledger.new("batch*seq*seq", s.stream, "causal mask")
         ledger.drop(boolean)
-    return _dropped(ledger, s.gpt2 and s.embedding_dropout, x, "embedding dropout"), kept
+    return _dropped(ledger, s.gpt2 and s.embedding_dropout, x, "embedding dropout")
 
 
 def embedding_backward(ledger, s, gradient, token_table, position_table):
@@ -363,7 +363,7 @@ def final_norm(ledger, s, x):
 
 
 def head(ledger, s, normed, head_weight):
-    """Logits and loss. Returns the log-probabilities that backward starts from, and the logits.
+    """Logits and loss; returns the log-probabilities, from which backward starts.
 
     ``ForCausalLMLoss`` casts the logits to float32, ``cross_entropy`` makes log-probabilities of the
     same size and saves them; the caller's ``outputs`` keeps the logits themselves.
@@ -380,4 +380,4 @@ def head(ledger, s, normed, head_weight):
 
     ledger.record(log_probabilities, [wide], ledger.save(log_probabilities), backward)
     ledger.drop(wide, log_probabilities, normed)
-    return log_probabilities, logits
+    return log_probabilities

@@ -118,8 +118,7 @@ def _input(ledger, s):
 
 def _kept(s, saves_input):
     ledger = Ledger()
-    x, _ = layers.embed(ledger, s)
-    ledger.drop(x)
+    ledger.drop(layers.embed(ledger, s))
     if saves_input and not s.gpt2:
         # The first layer saves its input, which is inputs_embeds itself: count it there.
         return _minus(ledger.snapshot(), _hidden(s))
@@ -176,7 +175,7 @@ def _head(s, accumulating):
     ledger.drop(x)
     final_norm = Stage(undominated(ledger.instants), {})
     ledger.instants.clear()
-    log_probabilities, _ = layers.head(ledger, s, normed, _head_weight(s))
+    log_probabilities = layers.head(ledger, s, normed, _head_weight(s))
     ledger.end_autocast()
     forward = Stage(undominated(ledger.instants), ledger.snapshot())
     ledger.instants.clear()

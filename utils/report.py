@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from utils import hardware, models, records
 from utils.experiments import label
-from utils.memory import forecast
+from utils.memory import PHASES, forecast
 from utils.setups import TrainingSetup
 from utils.tables import table
 from utils.units import gib, signed_percent
 
-PHASES = ("forward", "backward", "step")
 SPEED_LIMIT_ONE_S = 1e-3
 SPEED_LIMIT_MANY_S = 5.0
 SPEED_COUNT = 10_000

@@ -22,13 +22,13 @@ from utils import launch
 from utils.experiments.training_step import refuse
 from utils.live_bytes import LiveBytes
 from utils.measure import device_bytes_of_this_process, metric
+from utils.memory import PHASES
 from utils.setups import TrainingSetup
 
 WARM_UP_STEPS = 2  # the first makes the optimizer states, the second finds the allocator settled
 COUNTED_STEPS = 2
 TIMED_STEPS = 10
 TIMED_SECONDS = 2.5  # enough steps for a spread, few enough for a long list
-PHASES = ("forward", "backward", "step")
 
 
 def build_model(setup: TrainingSetup, device: str) -> torch.nn.Module:
